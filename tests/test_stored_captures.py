@@ -17,6 +17,7 @@ from stored_outputs import check
 from torch import Tensor
 
 import regard
+from regard.lens.files.container import CaptureFileError
 
 FOLDER = Path(__file__).resolve().parent / "captures"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.regard"))
@@ -73,6 +74,15 @@ def test_every_kind_of_capture_is_stored():
 def test_stored_capture_holds_what_it_held(name):
     capture = regard.open(FOLDER / f"{name}.regard")
     check(FOLDER / f"{name}.json", contents(capture, exact=name not in WITHOUT_QK))
+
+
+def test_capture_of_a_newer_format_is_refused_with_both_versions(tmp_path):
+    content = (FOLDER / f"{NAMES[0]}.regard").read_bytes()
+    assert content.count(b'"version":"1"') == 1
+    path = tmp_path / "newer.regard"
+    path.write_bytes(content.replace(b'"version":"1"', b'"version":"2"'))
+    with pytest.raises(CaptureFileError, match=r"newer\.regard.*format 2.* 1"):
+        regard.open(path)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_QK))

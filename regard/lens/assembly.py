@@ -1,10 +1,11 @@
-"""Generation steps of one module, assembled into one view per run."""
+"""Generation steps of one module: which call continues which, their shared keys, and one view per run."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -12,35 +13,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends.call import Call
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.masks import DenseMask
+from regard.masks.biases import DenseBias
 
 Sizes = tuple[int, int, int, int]
 
 Batches = tuple[int, int]
 """Batch rows of the call before, and of this one: beam search reads a prompt once and goes on with several beams."""
 
+MASKS = 4  # how many are remembered, so that layers that share one share its copy
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
 class StepLink:
-    """How a call continues an earlier call of its module.
+    """How a call continues an earlier call of its module."""
 
-    Args:
-        after: which call of the module that is; None for a call that begins a run.
-        first: the place of its first key in the run: more than before if a cache has dropped the oldest.
-        known: how many of its first keys were there before its own.
-        rows: for each batch row, the batch row of the earlier call that it continues; None if all are in place. It is
-            known for certain when the model's next pass begins.
-        returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before;
-            None if unknown.
-    """
-
-    after: int | None = None
-    first: int = 0
-    known: int = 0
+    after: int | None = None  # which call of the module that is; None for a call that begins a run
+    first: int = 0  # the place of its first key in the run: more than before if a cache has dropped the oldest
+    known: int = 0  # how many of its first keys were there before its own
+    # For each batch row, the batch row of the earlier call that it continues; None if all are in place. It is known for
+    # certain when the model's next pass begins.
     rows: tuple[int, ...] | None = None
+    # For each sequence that a beam search returned, its batch row in this call, −1 if it had ended before.
     returned: tuple[int, ...] | None = None
 
 
@@ -61,25 +59,13 @@ def runs_of(links: Sequence[StepLink]) -> list[list[int]]:
 
 
 def follow(links: Sequence[StepLink], rows: Sequence[Sequence[int]]) -> None:
-    """Say in which batch row of each call of a run the returned sequences were; rows (sequences, calls).
-
-    >>> links = [StepLink(), StepLink(after=0), StepLink(after=1)]
-    >>> follow(links, [[0, 2], [1, -1]])
-    >>> [link.returned for link in links]
-    [(0, 1), (2, -1), (-1, -1)]
-    """
+    """Set in which batch row of each call of a run the returned sequences were; rows (sequences, calls)."""
     for n, link in enumerate(links):
         link.returned = tuple(row[n] if n < len(row) else -1 for row in rows)
 
 
 def read_beams(beams: object) -> list[list[int]]:
-    """The batch rows of returned sequences, (sequences, passes), as transformers gives them.
-
-    >>> read_beams(torch.tensor([[0, 2], [0, -1]]))
-    [[0, 2], [0, -1]]
-
-    Raises TypeError for anything else.
-    """
+    """The batch rows of returned sequences, (sequences, passes), from what transformers returns."""
     rows: Any = getattr(beams, "beam_indices", beams)
     rows = rows.tolist() if isinstance(rows, Tensor) else rows
     sound = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Sequence) and row for row in rows)
@@ -93,11 +79,7 @@ def read_beams(beams: object) -> list[list[int]]:
 
 
 def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
-    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them.
-
-    >>> [link.after for link in by_sizes([(1, 2, 5, 5), (1, 2, 1, 6), (1, 2, 1, 7), (1, 2, 5, 5)], "self")]
-    [None, 0, 1, None]
-    """
+    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them."""
     runs = RunTracker()
     return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
 
@@ -105,20 +87,13 @@ def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
 def key_marks(k: Tensor) -> Tensor:
     """Keys (B, H, Nk, D) → (B, Nk), for each position one number: the sum of its bits over heads and D.
 
-    >>> key_marks(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])).tolist()
-    [[1065353216, 0]]
-
     Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory.
     """
     return k.detach().view(BITS[k.element_size()]).sum((1, 3), dtype=torch.int64)
 
 
 def matrix_marks(right: Tensor) -> Tensor | None:
-    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers.
-
-    >>> matrix_marks(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
-    [[1065353216, 0]]
-    """
+    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers."""
     if not right.dtype.is_floating_point or right.element_size() not in BITS:
         return None
     return right.detach().view(BITS[right.element_size()]).sum(1, dtype=torch.int64)
@@ -179,13 +154,17 @@ class RunTracker:
         marks: Tensor | None = None,
         offset: Callable[[], object] | None = None,
     ) -> StepLink:
-        """Which earlier call the call n of a module continues.
+        """Which earlier call the call n of a module continues, by its sizes and by `key_marks` of its keys.
 
-        marks: `key_marks` of its keys, where they are known.
-        offset: says where query 0 of the call stands; asked only where a run begins with more keys than queries.
+        `offset` says where query 0 of the call stands; called only where a run begins with more keys than queries.
         """
         thread = threading.get_ident()
-        now = self._pass(thread, path)
+        now = self._passes.get(thread)
+        if now is None or path in now.paths:  # a new pass begins where a module comes again
+            if now is not None:
+                now.close()
+            now = self._passes[thread] = _Pass()
+        now.paths.add(path)
         before = self._last.get((thread, path))
         batch, _, nq, nk = sizes
         fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
@@ -205,10 +184,7 @@ class RunTracker:
         return link
 
     def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
-        """A beam search has ended in this thread: say of its calls where the returned sequences were.
-
-        rows: of each sequence, its batch row in each pass, and −1 after its end.  passes: how many the search took.
-        """
+        """A beam search of so many passes has ended in this thread: say of its calls where the sequences were."""
         for (thread, _), links in self._run.items():
             if thread == threading.get_ident() and len(links) == passes > 1:
                 follow(links, rows)
@@ -220,16 +196,6 @@ class RunTracker:
         self._passes.clear()
         self._last.clear()
         self._run.clear()
-
-    def _pass(self, thread: int, path: str) -> _Pass:
-        """The pass that a call belongs to: a new one begins where a module comes again."""
-        now = self._passes.get(thread)
-        if now is None or path in now.paths:
-            if now is not None:
-                now.close()
-            now = self._passes[thread] = _Pass()
-        now.paths.add(path)
-        return now
 
 
 def _continued(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) -> StepLink:
@@ -268,6 +234,8 @@ def _same_rows(old: Tensor, new: Tensor) -> Tensor:
     return torch.stack([(old == row).all(-1) for row in new])
 
 
+# ----------------------------------------------------------------------------------------------------- assembled views
+
 Rows = tuple[int, ...] | None
 """Which batch row of a call each batch row of the run is, −1 where it has none; None where all are in place."""
 
@@ -276,10 +244,7 @@ MISSING = {"lse": -inf, "max_logit": -inf, "top_key": -1}
 
 
 class AssembledWeights:
-    """The weights of several calls, one below the other; keys that a call did not have weigh 0 in it.
-
-    parts: of each call.  first: where its keys begin among those of the run, default 0.  rows: its batch rows.
-    """
+    """The weights of several calls, one below the other; keys that a call did not have weigh 0 in it."""
 
     def __init__(
         self, parts: Sequence[Weights], first: Sequence[int] | None = None, rows: Sequence[Rows] | None = None
@@ -287,38 +252,32 @@ class AssembledWeights:
         self.parts = tuple(parts)
         self.first = tuple(first or [0] * len(parts))
         self.rows = tuple(rows or [None] * len(parts))
-        heads = parts[0].sizes[1]
         batch = parts[-1].sizes[0] if self.rows[-1] is None else len(self.rows[-1])
         self.counts = [p.sizes[2] for p in parts]
         nk = max(start + p.sizes[3] for start, p in zip(self.first, parts, strict=True))
-        self.sizes: Sizes = (batch, heads, sum(self.counts), nk)
+        self.sizes: Sizes = (batch, parts[0].sizes[1], sum(self.counts), nk)
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
         wanted, keys = torch.arange(self.sizes[2])[rows], torch.arange(self.sizes[3])[cols]
-        found: list[Tensor] = []
+        tiles: list[Tensor] = []
         places: list[Tensor] = []
         begin = 0
         for n, count in enumerate(self.counts):
             mine = ((wanted >= begin) & (wanted < begin + count)).nonzero().view(-1)
             if len(mine):
-                whole = self._part(n, wanted[mine] - begin, keys)
-                found.append(whole.to(found[0].device if found else whole.device))
+                local = keys - self.first[n]
+                there = (local >= 0) & (local < self.parts[n].sizes[3])
+                tile = _batch(self.parts[n].tile(wanted[mine] - begin, local[there]), self.rows[n])
+                whole = tile.new_zeros(*tile.shape[:3], len(keys))
+                whole[..., there] = tile
+                tiles.append(whole.to(tiles[0].device if tiles else whole.device))
                 places.append(mine)
             begin += count
-        if not found:
+        if not tiles:
             one = self.parts[0].tile(slice(0, 1), slice(0, 1))
             return one.new_zeros(*self.sizes[:2], len(wanted), len(keys))
-        return torch.cat(found, 2)[:, :, torch.cat(places).argsort()]
-
-    def _part(self, n: int, rows: Tensor, keys: Tensor) -> Tensor:
-        """The weights of some queries of call n over these keys of the run, (B, H, rows, keys)."""
-        local = keys - self.first[n]
-        there = (local >= 0) & (local < self.parts[n].sizes[3])
-        tile = _batch(self.parts[n].tile(rows, local[there]), self.rows[n])
-        whole = tile.new_zeros(*tile.shape[:3], len(keys))
-        whole[..., there] = tile
-        return whole
+        return torch.cat(tiles, 2)[:, :, torch.cat(places).argsort()]
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq)."""
@@ -388,11 +347,7 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
 
 
 def rows_of(links: Sequence[StepLink]) -> list[Rows]:
-    """For each call of a run, which of its batch rows the batch rows of the assembled view are.
-
-    >>> rows_of([StepLink(), StepLink(after=0, rows=(0, 0, 1, 1)), StepLink(after=1, rows=(1, 1, 2, 3))])
-    [(0, 0, 1, 1), (1, 1, 2, 3), None]
-    """
+    """For each call of a run, which of its batch rows the batch rows of the assembled view are."""
     if links[0].returned is not None:
         return [link.returned for link in links]
     rows: list[Rows] = []
@@ -448,22 +403,97 @@ def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq
     if len(parts) == len(views):
         shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))  # B or 1, H or 1
         visible = _together([p.expand(*shape, p.shape[2]) for p in parts], [None] * len(parts))
-    if views[0].kind == "cross":
-        return KnownVisibility(visible, _padding(views, first, rows, nk))
+    padding: Tensor | None = None  # (B or 1, Nk)
+    for view, begin, moved in zip(views, first, rows, strict=True):
+        own = view.place.padding
+        own = torch.zeros(1, view.sizes[3], dtype=torch.bool) if own is None else own
+        here = pad(_batch(own, moved, True).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
+        padding = here if padding is None else padding & here
+    padding = padding if padding is not None and bool(padding.any()) else None
     start = views[0].place.offset
     if start is None:
         start = views[0].sizes[3] - views[0].sizes[2]
-    usual = isinstance(start, int) and start == nk - nq
-    return KnownVisibility(visible, _padding(views, first, rows, nk), None if usual else start)
+    usual = views[0].kind == "cross" or (isinstance(start, int) and start == nk - nq)
+    return KnownVisibility(visible, padding, None if usual else start)
 
 
-def _padding(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor | None:
-    """(B or 1, Nk) keys that no call sees of those that had them; None where there are none."""
-    unseen: Tensor | None = None
-    for view, begin, moved in zip(views, first, rows, strict=True):
-        padding = view.place.padding
-        if padding is None:
-            padding = torch.zeros(1, view.sizes[3], dtype=torch.bool)
-        here = pad(_batch(padding, moved, True).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
-        unseen = here if unseen is None else unseen & here
-    return unseen if unseen is not None and bool(unseen.any()) else None
+# ----------------------------------------------------------------------------------------------- kept calls (keep="qk")
+
+
+@dataclass(eq=False)
+class _RunKeys:
+    """The keys of a run so far, (B, Hkv, Nk, D)."""
+
+    tensor: Tensor
+
+
+class StepWeights(ComputedWeights):
+    """The weights of one step, from keys that it shares with the steps after it."""
+
+    def __init__(self, call: Call, lse: Tensor, keys: _RunKeys) -> None:
+        self._keys = keys
+        super().__init__(call, lse)
+
+    @property
+    def call(self) -> Call:
+        """The call with its own keys: the first of those that are kept."""
+        return replace(self._call, k=self._keys.tensor[:, :, : self._call.sizes[3]])
+
+    @call.setter
+    def call(self, call: Call) -> None:
+        self._call = replace(call, k=call.k[:, :, :0])
+
+
+class CallStore:
+    """Copies of the calls' q and k on a device, added in call order; steps of one run share their keys."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self._runs: dict[tuple[int, str], _RunKeys] = {}
+        self._masks: deque[tuple[int, Tensor]] = deque(maxlen=MASKS)  # address, and the copy
+
+    def keep(self, path: str, call: Call, lse: Tensor, link: StepLink, rest_hidden: bool) -> ComputedWeights:
+        """Copy a call of a module, and return its weights.
+
+        rest_hidden: no query sees a key beyond those written so far, so that these may be written later on.
+        """
+        k = self._copied(call.k)
+        kept = replace(
+            call,
+            q=self._copied(call.q),
+            k=k,
+            v=k.new_zeros(1).expand(*k.shape[:3], 1),  # exact weights do not read the values
+            mask=DenseMask(self._cells(call.mask.cells)) if isinstance(call.mask, DenseMask) else call.mask,
+            bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
+            sinks=None if call.sinks is None else self._copied(call.sinks),
+        )
+        run = (threading.get_ident(), path)
+        keys = self._runs.get(run)
+        continues = (
+            keys is not None
+            and link.after is not None
+            and not link.first
+            and keys.tensor.shape[2] <= k.shape[2]
+            and torch.equal(keys.tensor[:, :, : link.known], k[:, :, : link.known])
+        )
+        if keys is None or not continues:
+            keys = self._runs[run] = _RunKeys(k)
+        keys.tensor = k
+        if not rest_hidden:
+            del self._runs[run]  # what this call saw must stay as it is
+        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
+
+    def _copied(self, x: Tensor) -> Tensor:
+        # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
+        # written to, so nobody can tell whether the model still writes to this one.
+        copied = x.detach().clone() if self.device in (None, x.device) else x.to(self.device)
+        return copied.contiguous() if copied.untyped_storage().nbytes() > copied.nbytes else copied
+
+    def _cells(self, cells: Tensor) -> Tensor:
+        """A copy of a mask or bias, which many layers may share."""
+        for address, copy in tuple(self._masks):
+            if address == cells.data_ptr() and copy.dtype == cells.dtype and torch.equal(copy, cells.to(copy.device)):
+                return copy
+        copy = self._copied(cells)
+        self._masks.append((cells.data_ptr(), copy))
+        return copy

@@ -34,17 +34,10 @@ NOTHING_RAN = (
 
 @dataclass(frozen=True, eq=False)
 class ModuleRun:
-    """One run of a module: a call, or the steps of a generation put together.
-
-    Attributes:
-        path: of the module.
-        call: number of the run's first call if the module has several runs, else None.
-        records: the calls.
-        view: of all of them together.
-    """
+    """One run of a module: a call, or the steps of a generation put together."""
 
     path: str
-    call: int | None
+    call: int | None  # number of the run's first call if the module has several runs
     records: tuple[Record, ...]
     view: View
 
@@ -114,8 +107,6 @@ class Capture:
             if record.view is not None and record.view.edited:
                 edited.setdefault(record.path, []).append(record.n)
         return edited
-
-    # ---------------------------------------------------------------------------------------------------------- views
 
     def calls(self, path: str) -> list[Record]:
         """The readable calls of one module. Raises KeyError with the known paths."""
@@ -269,8 +260,6 @@ class Capture:
                 f"\n  {path or '(the model itself)'}: {why}" for path, why in list(self.unseen.items())[:8]
             )
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
-
-    # ---------------------------------------------------------------------------------------------------- whole capture
 
     def save(self, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
         """Write the capture to a file that `regard.open` reads. The file is written whole or not at all.

@@ -5,30 +5,35 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from threading import RLock
 from types import TracebackType
+from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.lens.assembly import RunTracker, StepLink, key_marks
+from regard.lens.assembly import CallStore, RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
 from regard.lens.doctor.report import merge_paths
 from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
-from regard.lens.measures.measures import MAP_SIZE, TOP
+from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.placement import read_layouts
-from regard.lens.taps.callers import original_path
-from regard.lens.taps.calls import ObservedCall, raise_rows
+from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
 from regard.lens.taps.installation import Taps
-from regard.lens.view import KnownVisibility, View
-from regard.lens.watch_options import CallStore, LayerFilter, WatchOptions, read_watch_options
+from regard.lens.view import KeyTokens, KnownVisibility, View
 from regard.nn.attention import MultiHeadAttention
+
+KEEP = ("qk", "output")
+DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
+MARKS_OF_SPACE = "Ġ▁ "  # what tokenizers put before a word to say that a space was there
 
 LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
 
@@ -111,6 +116,122 @@ def watch(
     return WatchContext(model, options, layouts)
 
 
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+@dataclass(frozen=True)
+class LayerFilter:
+    """Selects modules by path patterns and by numbers in the order of first calls; None selects all."""
+
+    selectors: tuple[str | int, ...] | None = None
+
+    def selects(self, path: str, number: int = -1) -> bool:
+        """Whether a module is selected; `number`: it was the number-th to be called, -1 if it never was."""
+        return self.selectors is None or any(
+            selector == number if isinstance(selector, int) else fnmatchcase(path, selector)
+            for selector in self.selectors
+        )
+
+    def unmatched(self, paths: Sequence[str]) -> list[str | int]:
+        """Selectors that match none of these modules, in the order of first calls."""
+        single = {selector: LayerFilter((selector,)) for selector in self.selectors or ()}
+        return [s for s, one in single.items() if not any(one.selects(path, n) for n, path in enumerate(paths))]
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The arguments of `watch`, checked."""
+
+    layers: LayerFilter
+    measures: MeasureOptions
+    patterns: bool  # score head patterns too
+    keep: frozenset[str]  # among KEEP
+    device: torch.device | None  # where results go; None for where they are computed
+    words: list[list[str]] | None  # the tokens as text, a row per batch row or one for all
+    tokens: KeyTokens  # the same as numbers, for patterns by token
+
+    def tokens_for(self, sizes: Sequence[int]) -> KeyTokens:
+        """The tokens if there are as many as a call (B, H, Nq, Nk) has keys, else none."""
+        batch, _, _, nk = sizes
+        ids = self.tokens.ids
+        return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else KeyTokens()
+
+
+def read_watch_options(
+    *, layers: object, measures: object, keep: object, size: int, top: int, tokens: object, device: object
+) -> WatchOptions:
+    """Check the arguments of `watch`. Raises TypeError or ValueError for what is wrong with them."""
+    # 1. Measures, with "patterns" among their names.
+    names: list[Any] | None = None
+    if measures is not None:
+        known = (*NAMES, "patterns")
+        if not isinstance(measures, Iterable):
+            raise TypeError(f"measures must be names such as {', '.join(known)}; got {type(measures).__name__}")
+        names = [measures] if isinstance(measures, str) else list(measures)
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(known)}")
+    patterns = names is None or "patterns" in names
+    measured = read_measures(None if names is None else [name for name in names if name != "patterns"], size, top)
+    if names is not None and patterns:
+        measured = replace(measured, names=measured.names | {"entropy", "received"})  # patterns are read from these
+    # 2. Tokens, as words and as numbers that are equal for equal words.
+    words = _read_words(tokens)
+    numbered = KeyTokens()
+    if words is not None and len({len(row) for row in words}) == 1:
+        number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
+        ids = torch.tensor([[number[w] for w in row] for row in words])
+        marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
+        numbered = KeyTokens(ids, marks if bool(marks.any()) else None)
+    # 3. What to keep, and where.
+    kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
+    if not isinstance(kept, Iterable):
+        raise TypeError(f"keep must be 'qk', 'output' or both in a list, got {type(keep).__name__}")
+    kept = list(kept)
+    if unknown := [name for name in kept if name not in KEEP]:
+        raise ValueError(f"keep must be 'qk', 'output' or both in a list, got {unknown[0]!r}")
+    if device is not None:
+        if not isinstance(device, (str, torch.device)):
+            raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
+        try:
+            device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as problem:  # as torch raises for a missing one
+            reason = str(problem).splitlines()[0]
+            raise ValueError(f"device {str(device)!r} cannot be used here: {reason}") from None
+    # 4. Layers.
+    selectors: Any = None if layers is None else (layers,) if isinstance(layers, (str, int)) else layers
+    if selectors is not None:
+        if not isinstance(selectors, Iterable):
+            raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
+        selectors = tuple(selectors)
+        for selector in selectors:
+            if not isinstance(selector, str) and not (type(selector) is int and selector >= 0):
+                raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {selector!r}")
+        if not selectors:
+            raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
+    return WatchOptions(LayerFilter(selectors), measured, patterns, frozenset(kept), device, words, numbered)
+
+
+def _read_words(tokens: object) -> list[list[str]] | None:
+    if tokens is None:
+        return None
+    if isinstance(tokens, (Tensor, np.ndarray)):
+        tokens = tokens.tolist()
+    wrong = "tokens must be words or token numbers: a list of them, or a list per batch row"
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or len(tokens) == 0:
+        raise TypeError(f"{wrong}; got {tokens!r}")
+    rows = [tokens] if isinstance(tokens[0], (str, int)) else tokens
+    rows = [row.tolist() if isinstance(row, Tensor) else row for row in rows]
+    for row in rows:
+        if isinstance(row, str) or not isinstance(row, Sequence):
+            raise TypeError(f"{wrong}; got a list that holds {row!r}")
+        other = [t for t in row if not isinstance(t, (str, int))]
+        if other:
+            raise TypeError(f"{wrong}; got a list that holds {other[0]!r}")
+    return [[str(t) for t in row] for row in rows]
+
+
+# ------------------------------------------------------------------------------------------------------- while it runs
+
 _LOCK = RLock()  # around the books of all watches
 
 
@@ -132,9 +253,8 @@ class WatchContext:
         self.capture = Capture(type(inner).__name__, options.words)
         mine = ref(self)
 
-        def record(
-            observed: ObservedCall,
-        ) -> None:  # without a hold on the watch: what is let go leaves nothing installed
+        # Without a hold on the watch: one that is let go leaves nothing installed.
+        def record(observed: ObservedCall) -> None:
             watching = mine()
             if watching is not None:
                 watching._record(observed)
@@ -176,31 +296,69 @@ class WatchContext:
             self._taps.close()
             raise
         self._runs.close()
-        named = name_unseen(
-            self.model, self._taps, self._seen, list(self._counts), self.capture.records, self.options.layers
-        )
-        self.capture.unseen.update(named)
-        if kind is None:
-            self._check_tokens()
+        self.capture.unseen.update(self._name_unseen())
+        sizes = [r.view.sizes for r in self.capture.records if r.view is not None]
+        words = self.options.words if kind is None else None
+        if words is not None and sizes and all(self.options.tokens_for(s).ids is None for s in sizes):
+            # A forgotten [CLS] would label every row by its neighbour.
+            lengths = sorted({len(row) for row in words})
+            warnings.warn(
+                f"tokens= has {' and '.join(map(str, lengths))} words in {len(words)} rows, but the calls have "
+                f"{sizes[0][3]} keys in {sizes[0][0]} batch rows: patterns by token are not scored, and labels will "
+                "not fit",
+                stacklevel=2,
+            )
         if self.layouts is not None and self.capture.names:
             try:
                 self.capture.layouts = self.layouts  # only now it is known what they have to fit
             except ValueError as problem:
                 warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=2)
 
-    def _check_tokens(self) -> None:
-        """Warn if the tokens fit no call: a forgotten [CLS] would label every row by its neighbour."""
-        words = self.options.words
-        sizes = [r.view.sizes for r in self.capture.records if r.view is not None]
-        if words is None or not sizes or any(self.options.tokens_for(s).ids is not None for s in sizes):
-            return
-        lengths = sorted({len(row) for row in words})
-        warnings.warn(
-            f"tokens= has {' and '.join(map(str, lengths))} words in {len(words)} rows, but the calls have "
-            f"{sizes[0][3]} keys in {sizes[0][0]} batch rows: patterns by token are not scored, and labels will not "
-            "fit",
-            stacklevel=3,
-        )
+    def _name_unseen(self) -> dict[str, str]:
+        """Path → reason, for modules that were selected and whose attention was not seen."""
+        taps, seen, names, layers = self._taps, self._seen, list(self._counts), self.options.layers
+        modules = {original_path(path): module for path, module in self.model.named_modules()}
+        # 1. Calls that could not be read or measured, and softmaxes that no product with values confirmed.
+        reasons = {r.path: r.trouble or "the call could not be read" for r in self.capture.records if r.view is None}
+        for path, problem in taps.errors:
+            if path in seen or layers.selects(path):
+                reasons[path] = f"measuring it failed: {type(problem).__name__}: {problem}"
+        for path, shape in taps.unconfirmed:
+            name = type(modules[path]).__name__ if path in modules else ""
+            suspected = (path, shape) in taps.suspected or not seen or LOOKS_LIKE_ATTENTION.search(name)
+            if suspected and layers.selects(path):
+                reasons.setdefault(
+                    path, f"a softmax of shape {shape} that did not meet values in a way that is known here"
+                )
+        # 2. The innermost modules whose class is named like attention, if nothing was seen in them or around them.
+        named = [path for path, module in modules.items() if LOOKS_LIKE_ATTENTION.search(type(module).__name__)]
+        compiled = [
+            original_path(path)
+            for path, module in self.model.named_modules()
+            if "_orig_mod" in module._modules
+            or module._compiled_call_impl is not None
+            or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        ]
+        for path in named:
+            if path in reasons or not layers.selects(path):
+                continue
+            outer = any(other != path and _inside(other, path) for other in named)
+            part_seen = any(_inside(s, path) for s in seen)
+            whole_seen = any(_inside(path, s) for s, in_compiled in seen.items() if s or in_compiled)
+            if not (outer or part_seen or whole_seen):
+                usual = COMPILED if any(_inside(path, whole) for whole in compiled) else NO_REASON
+                own = getattr(type(modules[path]), "why_unseen", None)  # of classes that attend without weights
+                reasons[path] = own if isinstance(own, str) else usual
+        # 3. Products without a softmax, and selectors that match nothing.
+        for path, shape in () if seen else taps.chained:
+            if layers.selects(path):
+                reasons.setdefault(
+                    path, f"a product of shape {shape} that met another without a softmax that is known here"
+                )
+        for selector in layers.unmatched([*names, *(path for path in seen if path not in names)]):
+            there = f"those that ran are {merge_paths(names)}" if names else "none ran"
+            reasons[str(selector)] = f"layers={selector!r} fits no attention that was seen: {there}"
+        return reasons
 
     def _record(self, observed: ObservedCall) -> None:
         path, order = observed.path, observed.order
@@ -276,12 +434,12 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         sight = summarise_mask(call, observed.kind)
         raised, taken = raise_rows(call)
         lse = engines.exact_lse(raised, None if taken is not None else observed.lse)
-        found, engine = engines.measure(raised, lse, options.measures)
-        lse = found["lse"]  # in fp64 where logits are large
-        found["lse"] = lse.to(raised.wide)
+        measured, engine = engines.measure(raised, lse, options.measures)
+        lse = measured["lse"]  # in fp64 where logits are large
+        measured["lse"] = lse.to(raised.wide)
         if taken is not None:  # these two are of the scores themselves
-            found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
-        record.facts = facts.read(call, observed.output, found["lse"], kind=observed.kind, sight=sight)
+            measured |= {name: measured[name] + taken for name in ("lse", "max_logit") if name in measured}
+        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, sight=sight)
         weights = ComputedWeights(raised, lse)
         place = KnownVisibility(sight.visible, sight.padding, sight.offset)
     elif observed.weights is not None or observed.scores is not None:
@@ -291,7 +449,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
             softmax = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
-        found, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
+        measured, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
         record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
             empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
@@ -303,7 +461,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
     # 2. The view with its patterns, and what the doctor reads of each head.
     view = View(
         weights.sizes,
-        found,
+        measured,
         weights=weights,
         kind=record.kind,
         place=place,
@@ -351,70 +509,6 @@ def _moved(x: Tensor, device: torch.device | None) -> Tensor:
 
 def _copied(x: Tensor, device: torch.device | None) -> Tensor:
     return x.clone() if device in (None, x.device) else x.to(device)
-
-
-def name_unseen(
-    model: nn.Module,
-    taps: Taps,
-    seen: Mapping[str, bool],
-    names: Sequence[str],
-    records: Sequence[Record],
-    layers: LayerFilter,
-) -> dict[str, str]:
-    """Path → reason, for modules that were selected and whose attention was not seen.
-
-    >>> layer = nn.MultiheadAttention(8, 2)
-    >>> name_unseen(layer, Taps(layer, print), {}, [], [], LayerFilter())[""][:23]
-    'it did not run in the b'
-
-    Args:
-        model: the watched model.
-        taps: which watched it.
-        seen: path → whether it was in compiled code, of all modules whose attention was seen, selected or not.
-        names: what each is called, in the order of first calls: its path, or numbers of the calls in compiled code.
-        records: of the selected modules.
-        layers: what was selected.
-    """
-    modules = {original_path(path): module for path, module in model.named_modules()}
-    # 1. Calls that could not be read or measured, and softmaxes that no product with values confirmed.
-    reasons = {r.path: r.trouble or "the call could not be read" for r in records if r.view is None}
-    for path, problem in taps.errors:
-        if path in seen or layers.selects(path):
-            reasons[path] = f"measuring it failed: {type(problem).__name__}: {problem}"
-    for path, shape in taps.unconfirmed:
-        name = type(modules[path]).__name__ if path in modules else ""
-        suspected = (path, shape) in taps.suspected or not seen or LOOKS_LIKE_ATTENTION.search(name)
-        if suspected and layers.selects(path):
-            reasons.setdefault(path, f"a softmax of shape {shape} that did not meet values in a way that is known here")
-    # 2. The innermost modules whose class is named like attention, if nothing was seen in them or around them.
-    named = [path for path, module in modules.items() if LOOKS_LIKE_ATTENTION.search(type(module).__name__)]
-    compiled = [
-        original_path(path)
-        for path, module in model.named_modules()
-        if "_orig_mod" in module._modules
-        or module._compiled_call_impl is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-    ]
-    for path in named:
-        if path in reasons or not layers.selects(path):
-            continue
-        outer = any(other != path and _inside(other, path) for other in named)
-        part_seen = any(_inside(s, path) for s in seen)
-        whole_seen = any(_inside(path, s) for s, in_compiled in seen.items() if s or in_compiled)
-        if not (outer or part_seen or whole_seen):
-            usual = COMPILED if any(_inside(path, whole) for whole in compiled) else NO_REASON
-            own = getattr(type(modules[path]), "why_unseen", None)  # of classes that attend without weights
-            reasons[path] = own if isinstance(own, str) else usual
-    # 3. Products without a softmax, and selectors that match nothing.
-    for path, shape in () if seen else taps.chained:
-        if layers.selects(path):
-            reasons.setdefault(
-                path, f"a product of shape {shape} that met another without a softmax that is known here"
-            )
-    for selector in layers.unmatched([*names, *(path for path in seen if path not in names)]):
-        there = f"those that ran are {merge_paths(names)}" if names else "none ran"
-        reasons[str(selector)] = f"layers={selector!r} fits no attention that was seen: {there}"
-    return reasons
 
 
 def _inside(path: str, whole: str) -> bool:

@@ -1,4 +1,4 @@
-"""Photographs in capture files: they come back byte by byte; what is no picture, or too large to decode, is refused."""
+"""Photographs in capture files: they come back byte by byte; what is no image, or too large to decode, is refused."""
 
 import io
 import json
@@ -82,12 +82,12 @@ def test_capture_that_was_opened_is_saved_with_its_photo_and_without_if_asked(tm
 
 def test_file_without_photos_does_not_speak_of_them_so_that_every_regard_reads_it(tmp_path):
     captured().save(tmp_path / "run.regard")
-    header, _ = read(tmp_path / "run.regard", KNOWN)
+    header, _ = read(tmp_path / "run.regard")
     assert "photos" not in header
     assert regard.open(tmp_path / "run.regard").photos == ()
 
 
-def test_largest_copy_of_a_picture_fits(tmp_path):
+def test_largest_copy_of_an_image_fits(tmp_path):
     noise = np.random.default_rng(5).integers(0, 256, (1601, 1607, 3), np.uint8)
     shown = show_image(noise)
     out = Outgoing()
@@ -112,7 +112,7 @@ def test_name_that_a_terminal_would_obey_is_written_without_what_it_obeys():
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-def test_photo_of_another_picture_is_not_saved(tmp_path):
+def test_photo_of_another_image_is_not_saved(tmp_path):
     other = Photo("a.png", (HIGH, WIDE + 1), "image/png", PNG)
     words = r"\[\(31, 48\)\].*\[\(31, 47\)\]"
     with pytest.raises(ValueError, match=words):
@@ -140,7 +140,7 @@ def claiming(high: int, wide: int) -> bytes:
     ],
     ids=["nothing", "SVG", "cut PNG", "cut JPEG", "JPEG of zeros", "bomb", "no height"],
 )
-def test_bytes_that_are_no_bounded_picture_are_refused(data, words):
+def test_bytes_that_are_no_bounded_image_are_refused(data, words):
     out = Outgoing()
     packed = pack_photos([photo(data)], out)
     with pytest.raises(CaptureFileError, match=words):
@@ -188,7 +188,7 @@ def test_photos_are_a_list_of_bytes():
 def forged(path: Path, data: bytes, **header: object) -> Path:
     """The file of a capture with another photo, sealed anew."""
     captured(photo()).save(path)
-    was, tensors = read(path, KNOWN, lazy=False)
+    was, tensors = read(path)
     tensors["photos/0"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     write(path, was | json.loads(json.dumps(header)), tensors)
     return path

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens.assembly import StepLink
+from regard.lens.assembly import CallStore, StepLink
 from regard.lens.measures.streaming import lse_of
 from regard.lens.measures.weights import ComputedWeights
-from regard.lens.watch_options import CallStore
 from regard.masks import causal
 
 B, H, N, D = 2, 3, 7, 5

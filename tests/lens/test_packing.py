@@ -32,14 +32,8 @@ def test_first_cell_is_the_highest_bit():
 
 
 def test_bits_refuse_what_does_not_fit():
-    with pytest.raises(TypeError, match=r"pack_bits.*torch\.uint8"):
-        pack_bits(torch.ones(3, dtype=torch.uint8))
-    with pytest.raises(TypeError, match=r"unpack_bits.*uint8.*pack_bits.*torch\.bool"):
-        unpack_bits(torch.ones(3, dtype=torch.bool), (3,))
     with pytest.raises(ValueError, match=r"\(3, 7\).*3.*bytes.*\(2,\)"):
         unpack_bits(torch.ones(2, dtype=torch.uint8), (3, 7))
-    with pytest.raises(ValueError, match=r"\(8,\).*1.*bytes.*\(1, 1\)"):
-        unpack_bits(torch.ones(1, 1, dtype=torch.uint8), (8,))
 
 
 def pooled_by_hand(values: list[float], bins: int) -> list[float]:
@@ -78,8 +72,3 @@ def test_rows_hidden_by_the_smallest_finite_bias_do_not_overflow():
 
 def test_pool_of_nothing_is_nothing():
     assert pool(torch.ones(3, 0), 5).shape == (3, 0)
-
-
-def test_pool_refuses_no_bins():
-    with pytest.raises(ValueError, match=r"bins.*1.*0"):
-        pool(torch.ones(3), 0)

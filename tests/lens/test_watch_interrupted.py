@@ -28,8 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import op
-from regard.lens import assembly, watch, watch_options
-from regard.lens.taps import callers, installation, softmax
+from regard.lens import assembly, watch
+from regard.lens.taps import calls, installation, softmax
 from regard.lens.taps import functions as function_taps
 from regard.lens.taps.installation import CPU_KERNELS
 
@@ -65,7 +65,7 @@ def state(model: nn.Module) -> tuple[Any, ...]:
     )
     functions += (torch.nn.functional.softmax, torch.Tensor.softmax, torch.softmax, torch.bmm)
     switches = (torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
-    ours = (list(function_taps._bound), dict(function_taps._recorders), dict(softmax._pending), callers._watches)
+    ours = (list(function_taps._bound), dict(function_taps._recorders), dict(softmax._pending), calls._watches)
     modules = [{key: copy_of(value) for key, value in vars(m).items()} for m in model.modules()]
     return kernels, functions, switches, list(warnings.filters), op._observers, ours, modules
 
@@ -200,7 +200,7 @@ def test_interruption_while_the_model_runs_leaves_everything_as_it_was(how: str)
     model, x = Attend(how), torch.randn(2, 3, 8)
     sees(model, x)
     before = state(model)
-    files = tuple(module.__file__ for module in (callers, installation, softmax, watch, assembly, watch_options))
+    files = tuple(module.__file__ for module in (calls, installation, softmax, watch, assembly))
 
     def run(trace: Interrupter) -> None:
         with regard.watch(model, measures=["entropy"], keep="qk"):

@@ -1,4 +1,4 @@
-"""The `.regard` file: named tensors and one JSON header, checked on reading."""
+"""The `.regard` file: a safetensors file with one JSON header and a checksum over every byte."""
 
 from __future__ import annotations
 
@@ -6,55 +6,43 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b, file_digest
 from io import BufferedReader
-from math import inf, isfinite, prod
+from math import inf, prod
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.atomic_files import atomic_file
-from regard.parsing import Refusal, parsed
-
-Array = np.ndarray[Any, Any]
+from regard.parsing import Refusal, check_file, parsed
+from regard.safetensors_file import CODES, MAX_HEADER, TensorFile, TensorFileError, check_tensor
 
 VERSION = 1
 """The format this file writes and reads."""
 
 MAGIC = b'{"__metadata__":{"format":"regard capture","version":"'
-METADATA = ["format", "version", "header_blake2b", "data_blake2b", "header"]
+METADATA = ("format", "version", "header_blake2b", "data_blake2b", "header")
 
 ZEROS = "0" * 64  # a checksum's place
 _START = f'{MAGIC.decode()}{VERSION}","header_blake2b":"'
 SEAL = slice(len(_START), len(_START) + 64)  # where the text holds its own checksum
 DATA_SEAL = slice(SEAL.stop + len('","data_blake2b":"'), SEAL.stop + len('","data_blake2b":"') + 64)
 
-LARGEST_TEXT = 64 * 2**20  # bytes; safetensors itself reads up to 100 MB
-DEEPEST = 64  # levels of lists and dicts in a header; Python's JSON reader gives up near its recursion limit
-MOST_AXES = 64  # of a tensor that torch computes with
 ATTEMPTS = 20  # two programs that write without a pause make one read in ten start again
 AGAIN = "copy it again from where it came, or record it again"
 FORGED = "another program has written it, so it is not to be trusted"
-
-FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
-INTEGER_DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"}
-CODES = INTEGER_DTYPES | FLOATS  # safetensors' name of a dtype by NumPy's and torch's
-BYTES: dict[str, int] = {code: getattr(torch, name).itemsize for name, code in CODES.items()}
-
 
 Reference = str | dict[str, Any]
 """How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
 "order", the order of its axes in the file; "first", how many of axis 2 are meant."""
 
 Axis = int | tuple[int, ...] | None
-"""What an axis of a tensor may have: one size, one of several, or any."""
+"""Allowed sizes of a tensor's axis: one size, one of several, or any."""
 
 Kind = Literal["floats", "integers", "booleans", "bytes"]
 
@@ -71,7 +59,11 @@ class CaptureFileError(ValueError):
     """A file that is no capture, or is damaged, cut short, or from a newer regard."""
 
 
-REFUSAL = Refusal(
+class ContentError(CaptureFileError):
+    """Values in a capture that regard never writes."""
+
+
+HEADER_REFUSAL = Refusal(
     error=CaptureFileError,
     deep=f"its header is nested too deep: {FORGED}",
     broken=f"its header is not JSON ({{why}}): {FORGED}",
@@ -80,16 +72,8 @@ REFUSAL = Refusal(
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
-def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor | Array]) -> None:
-    """Write a header and tensors to a file, whole or not at all. Equal content gives equal bytes.
-
-    Args:
-        path: the file; an existing one is replaced at the very end, as `atomic_file` does.
-        header: JSON values by name: None, bool, int, finite float, str, and lists and dicts of these.
-        tensors: by name, torch tensors on any device or NumPy arrays; bool, uint8, int8 to int64, fp16 to fp64, bf16.
+def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a header of JSON values and tensors to a file, whole or not at all. Equal content gives equal bytes.
 
     Raises:
         TypeError, ValueError: for content that the file cannot hold.
@@ -99,252 +83,119 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write(f"{folder}/run.regard", {"tokens": ["나는", "본다"]}, {"lse": torch.zeros(3)})
-        ...     read(f"{folder}/run.regard", known={"tokens"})
+        ...     read(f"{folder}/run.regard")
         ({'tokens': ['나는', '본다']}, {'lse': tensor([0., 0., 0.])})
     """
-    names = sorted(tensors, key=lambda name: (-_bytes_each(name, tensors[name]), name))  # so that all are aligned
-    text = _text(header, {name: tensors[name] for name in names})
-    length = len(text).to_bytes(8, "little")
-    with atomic_file(path, "the capture") as file:
-        file.write(length + text)
-        data = _checksum()
-        for name in names:  # one at a time: they may come from a GPU
-            raw = _raw(tensors[name])
-            data.update(raw)
-            file.write(raw)
-        sealed = bytearray(text)
-        assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the text has zeros in place of the checksums"
-        sealed[DATA_SEAL] = data.hexdigest().encode()
-        sealed[SEAL] = _seal(length, bytes(sealed))
-        file.seek(8)
-        file.write(sealed)
-
-
-def _bytes_each(name: object, tensor: object) -> int:
-    """Bytes of one value of a tensor, after checking that the file can hold it."""
-    if not isinstance(name, str):
-        raise TypeError(f"a tensor's name must be a string, got {type(name).__name__}: {name!r}")
-    if name == "__metadata__":
-        raise ValueError("no tensor can be named '__metadata__': safetensors keeps the header under that name")
-    if not isinstance(tensor, Tensor | np.ndarray):
-        raise TypeError(f"tensor {name!r} must be a torch tensor or a NumPy array, got {type(tensor).__name__}")
-    if isinstance(tensor, Tensor) and (tensor.layout != torch.strided or tensor.is_meta):
-        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
-        raise TypeError(f"tensor {name!r} is {kind}; the file holds dense tensors with their values")
-    if _kind(tensor) not in CODES:
-        raise TypeError(f"tensor {name!r} is of {_kind(tensor)}; the file holds {', '.join(CODES)}")
-    if not _countable(tensor.shape):
-        shape = reprlib.repr(tuple(tensor.shape))
-        raise ValueError(f"tensor {name!r} of shape {shape} is too large: at most {MOST_AXES} axes, below 2^60 values")
-    return BYTES[CODES[_kind(tensor)]]
-
-
-def _countable(shape: Sequence[int]) -> bool:
-    return len(shape) <= MOST_AXES and prod(n or 1 for n in shape) < 2**60  # torch counts in 64 bits, past an axis of 0
-
-
-def _kind(tensor: Tensor | Array) -> str:
-    return str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else tensor.dtype.name
-
-
-def _text(header: Mapping[str, Any], tensors: Mapping[str, Tensor | Array]) -> bytes:
-    """The file's text, with zeros for the checksums. Written here, because safetensors shuffles the metadata."""
-    if not isinstance(header, Mapping):
-        raise TypeError(f"the header must be a dict, got {type(header).__name__}")
-    _check_json(dict(header), "header", 0)
-    values = ["regard capture", str(VERSION), ZEROS, ZEROS, _json(dict(header), sort_keys=True)]
+    # 1. The text, with zeros for the checksums. Written here, because safetensors shuffles the metadata.
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # wide ones first, so all are aligned
+    values = ["regard capture", str(VERSION), ZEROS, ZEROS, _json(header, sort_keys=True)]
     entries: dict[str, Any] = {"__metadata__": dict(zip(METADATA, values, strict=True))}
     end = 0
-    for name, tensor in tensors.items():
-        code = CODES[_kind(tensor)]
-        begin, end = end, end + BYTES[code] * prod(tensor.shape)
-        entries[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.itemsize * tensor.numel()
+        entries[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     try:
         text = _json(entries).encode()
     except UnicodeEncodeError as error:
         advice = "text.encode('utf-8', 'replace').decode() puts a question mark there"
         lone = error.object[error.start]
-        raise ValueError(f"the header or a name holds {lone!r}, half of a surrogate pair; {advice}") from None
-    if len(text) > LARGEST_TEXT:
-        raise ValueError(f"the header takes {len(text):,} bytes, at most {LARGEST_TEXT:,}; put long lists in tensors")
-    return text + b" " * (-len(text) % 8)
+        raise ValueError(f"the capture's text holds {lone!r}, half of a surrogate pair; {advice}") from None
+    if len(text) > MAX_HEADER:
+        raise ValueError(
+            f"the calls take {len(text):,} bytes to describe, and a file has room for {MAX_HEADER:,}: "
+            "watch fewer layers (watch(model, layers=…)) or fewer steps, or save them as several captures"
+        )
+    sealed = bytearray(text + b" " * (-len(text) % 8))
+    length = len(sealed).to_bytes(8, "little")
+    # 2. The data, and at the end the checksums.
+    with atomic_file(path, "the capture") as file:
+        file.write(length + sealed)
+        checksum = _checksum()
+        for name in names:  # one at a time: they may come from a GPU
+            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+            raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+            checksum.update(raw)
+            file.write(raw)
+        assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the text has zeros in place of the checksums"
+        sealed[DATA_SEAL] = checksum.hexdigest().encode()
+        sealed[SEAL] = _seal(length, sealed)
+        file.seek(8)
+        file.write(sealed)
 
 
 def _json(value: object, sort_keys: bool = False) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
 
 
-def _check_json(value: object, place: str, depth: int) -> None:
-    """Raise for a value that would not come back from JSON as it was, and name its place in the header."""
-    if depth > DEEPEST:
-        raise ValueError(f"the header is nested deeper than {DEEPEST} levels; make it flatter")
-    if isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{place} is {value}, which JSON cannot hold; write None, or put it in a tensor")
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            _check_json(item, f"{place}[{i}]", depth + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{place} has the key {key!r}; JSON keys are strings")
-            _check_json(item, f"{place}[{key!r}]", depth + 1)
-    elif not (value is None or isinstance(value, str | int | float)):
-        kinds = "None, bool, int, float, str, or a list or dict of these"
-        raise TypeError(f"{place} must be {kinds}, got {type(value).__name__}: {reprlib.repr(value)}")
+def _checksum(start: bytes | memoryview = b"") -> blake2b:
+    return blake2b(start, digest_size=32)
 
 
-def _seal(length: bytes, text: bytes) -> bytes:
+def _seal(length: bytes, text: bytes | bytearray) -> bytes:
     """The checksum of the length and of the text but for the checksum."""
     return _checksum(length + text[: SEAL.start] + text[SEAL.stop :]).hexdigest().encode()
 
 
-def _checksum(start: bytes = b"") -> blake2b:
-    return blake2b(start, digest_size=32)
-
-
-def _raw(tensor: Tensor | Array) -> memoryview:
-    """A tensor's bytes, row-major, little-endian."""
-    if 0 in tensor.shape:
-        return memoryview(b"")  # torch does not view it as bytes where its strides are NumPy's, which are 0
-    if isinstance(tensor, Tensor):
-        flat: Array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
-        flat = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-    return flat.data
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-def read(
-    path: str | os.PathLike[str], known: Set[str], *, lazy: bool = True
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a header and tensors, on the CPU, with every byte checked. Keys and names come in alphabetical order.
-
-    Args:
-        path: the file.
-        known: the header's keys that the caller understands; a file with others is refused.
-        lazy: leave the tensors in the file, mapped into memory. Changing them does not change the file, and `write` to
-            the same path does not disturb them; another program that overwrites the file in place (cp, scp) would.
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a header and its tensors into memory, with every byte checked. Names come in alphabetical order.
 
     Raises:
-        CaptureFileError: if the file is not a whole capture that this regard knows.
+        CaptureFileError: if the file is not a whole capture of a version that this regard knows.
         OSError: if it cannot be opened.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write(f"{folder}/run.regard", {"model": "gpt2"}, {"lse": np.arange(3)})
-        ...     read(f"{folder}/run.regard", known={"model", "tokens"})
-        ({'model': 'gpt2'}, {'lse': tensor([0, 1, 2])})
     """
     place = Path(path)
-    if place.exists() and not place.is_file():
-        kind = IsADirectoryError if place.is_dir() else OSError
-        raise kind(f"cannot read {str(path)!r}: it is a folder, a device or a pipe; name a file")
-    try:
-        for _ in range(ATTEMPTS):
-            with place.open("rb") as file:
-                header = _checked_header(file, known)
-                tensors = _tensors(place, file, lazy)
-            if tensors is not None:
-                return header, tensors
-        raise CaptureFileError("it is being written again and again; read it when that is over")
-    except CaptureFileError as error:
-        raise CaptureFileError(f"cannot read {str(path)!r}: {error}") from None
+    if place.exists():
+        check_file(place)
+    for _ in range(ATTEMPTS):
+        with place.open("rb") as file:
+            content, problem = None, None
+            try:
+                content = _read(place, file)
+            except CaptureFileError as error:
+                problem = error
+            # The reader of tensors opens the path, which may lead to another file by now.
+            one, other = place.stat(), os.fstat(file.fileno())
+            if not os.path.samestat(one, other) or (one.st_size, one.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
+                continue
+            if content is None:
+                raise CaptureFileError(f"cannot read {str(path)!r}: {problem}")
+            return content
+    raise CaptureFileError(f"cannot read {str(path)!r}: it is being written again and again; read it when that is over")
 
 
-def _tensors(path: Path, file: BufferedReader, lazy: bool) -> dict[str, Tensor] | None:
-    """The tensors, or None if the path leads to another file by now: safetensors opens the path, not our open file."""
-    tensors, problem = {}, None
-    try:
-        loaded = load_file(path)
-        tensors = {name: loaded[name] if lazy else loaded[name].clone() for name in sorted(loaded)}
-    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, which maps the file
-        problem = error
-    if _identity(path.stat()) != _identity(os.fstat(file.fileno())):
-        return None
-    if problem is not None:
-        raise CaptureFileError(f"safetensors refuses it: {problem}")
-    return tensors
-
-
-def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _checked_header(file: BufferedReader, known: Set[str]) -> dict[str, Any]:
-    """The header of an open file, once the whole file is checked."""
-    size = os.fstat(file.fileno()).st_size
-    text = _checked_text(file, size)
-    entries = parsed(text, REFUSAL)
-    metadata = entries.pop("__metadata__")  # the text starts with it
-    if list(metadata) != METADATA or not all(isinstance(value, str) for value in metadata.values()):
-        raise CaptureFileError(f"its metadata are not {', '.join(METADATA)}, all text: {FORGED}")
-    header = parsed(metadata["header"], REFUSAL)
-    if strange := sorted(header.keys() - known):
-        raise CaptureFileError(f"it holds {', '.join(map(repr, strange))}, unknown to this regard: upgrade regard")
-    end = 8 + len(text) + _data_size(entries)
-    _check_whole(end, size)
-    if size > end:
-        raise CaptureFileError(f"it has {size - end:,} bytes after its end: it is damaged; {AGAIN}")
-    file.seek(8 + len(text))
-    if file_digest(file, _checksum).hexdigest() != metadata["data_blake2b"]:
-        raise CaptureFileError(f"its data are damaged: they do not match their checksum; {AGAIN}")
-    return header
-
-
-def _checked_text(file: BufferedReader, size: int) -> bytes:
-    """The text of an open file of a known size; nothing is read that the file does not hold."""
+def _read(path: Path, file: BufferedReader) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    # 1. What it is, and of which version.
     start = file.read(8 + len(MAGIC) + 10)  # the version has at most 9 digits
-    if MAGIC.startswith(start[8:]):
-        raise CaptureFileError(f"it ends after {size} bytes: it is cut short, or not a regard capture; {AGAIN}")
-    if not start[8:].startswith(MAGIC):
+    if not start[8:].startswith(MAGIC) and not MAGIC.startswith(start[8:]):
         other = ", but another safetensors file" if start[5:9] == b"\0\0\0{" else ""
         raise CaptureFileError(f"it is not a regard capture{other}; name a file that a capture was saved to")
     version = re.match(rb'([1-9]\d*)"', start[8 + len(MAGIC) :])
-    if version is None:
-        raise CaptureFileError(f"its version is damaged or cut short; {AGAIN}")
-    if int(version[1]) > VERSION:
+    if version is not None and int(version[1]) > VERSION:
         formats = f"format {int(version[1])}; this one reads {VERSION}"
         raise CaptureFileError(f"it was written by a newer regard ({formats}): upgrade regard")
-    length = int.from_bytes(start[:8], "little")
-    if length > LARGEST_TEXT:
-        raise CaptureFileError(f"it claims a header of {length:,} bytes; at most {LARGEST_TEXT:,} are read; {AGAIN}")
-    _check_whole(8 + length, size)
+    # 2. A sound safetensors file.
+    try:
+        stored = TensorFile(path)
+    except TensorFileError as error:
+        raise CaptureFileError(f"{error}; {AGAIN}") from None
+    if version is None:
+        raise CaptureFileError(f"its version is damaged; {AGAIN}")
+    # 3. The checksums.
     file.seek(8)
-    text = file.read(length)
+    text = file.read(min(int.from_bytes(start[:8], "little"), MAX_HEADER))
     if text[SEAL] != _seal(start[:8], text):
         raise CaptureFileError(f"its header is damaged: it does not match its checksum; {AGAIN}")
-    return text
-
-
-def _check_whole(expected: int, size: int) -> None:
-    if size < expected:
-        raise CaptureFileError(f"it is cut short: it should hold {expected:,} bytes and holds {size:,}; {AGAIN}")
-
-
-def _data_size(entries: Mapping[str, Any]) -> int:
-    """How many bytes the tensors take, after checking that they lie one after the other and fit their shapes."""
-    spans = []
-    for name, entry in entries.items():
-        match entry:
-            case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, end]} if (
-                len(entry) == 3
-                and code in BYTES
-                and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
-                and _countable(shape)
-                and end - begin == prod(shape) * BYTES[code]
-            ):
-                spans.append((begin, end, name))
-            case _:
-                raise CaptureFileError(f"tensor {name!r} cannot be {reprlib.repr(entry)}: {FORGED}")
-    at = 0
-    for begin, end, name in sorted(spans):
-        if begin != at:
-            raise CaptureFileError(f"tensor {name!r} starts at byte {begin}, not at {at}: {FORGED}")
-        at = end
-    return at
+    metadata = stored.metadata
+    if metadata.keys() != set(METADATA):
+        raise CaptureFileError(f"its metadata are not {', '.join(METADATA)}: {FORGED}")
+    if file_digest(file, _checksum).hexdigest() != metadata["data_blake2b"]:
+        raise CaptureFileError(f"its data are damaged: they do not match their checksum; {AGAIN}")
+    # 4. The content. In memory: nobody can cut the file short meanwhile.
+    header = parsed(metadata["header"], HEADER_REFUSAL)
+    return header, {name: stored.view(name).clone() for name in sorted(stored.entries)}
 
 
 # ------------------------------------------------------------------------------------------------------ tensors by name
@@ -367,41 +218,30 @@ class Outgoing:
     def put(self, name: str, tensor: Tensor) -> Reference:
         """Add a tensor, under this name if it is new, and return its reference for the JSON."""
         held = tensor.detach()
-        found, order, first = self._beginning(held) or self._equal_or_new(name, held)
+        memory = None
+        if held.ndim > GROWING:  # equal for two tensors that differ at most in how far they reach along that axis
+            others = tuple(n for axis, n in enumerate(held.shape) if axis != GROWING)
+            begin = held.untyped_storage().data_ptr(), held.storage_offset(), held.device
+            memory = *begin, held.dtype, held.stride(), others
+        count = held.shape[GROWING] if memory else 0
+        found, size, order = self._by_memory.get(memory or (), ("", -1, []))
+        if count > size:
+            # The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are.
+            wide, strides = [axis for axis, n in enumerate(held.shape) if n > 1], held.stride()
+            by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
+            order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
+            laid_out = held.permute(order)
+            flat = laid_out.cpu().contiguous().reshape(-1)
+            raw: bytes | memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+            content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw).digest())
+            if content not in self._by_content:
+                self._by_content[content], self.tensors[name] = name, laid_out
+                if memory is not None:  # the memory stays ours, and so does its address
+                    self._by_memory[memory] = name, count, order
+            found, size = self._by_content[content], count
         more: dict[str, Any] = {} if order == list(range(held.ndim)) else {"order": order}
-        more |= {} if first is None else {"first": first}
+        more |= {"first": count} if count < size else {}
         return {"name": found, **more} if more else found
-
-    def _beginning(self, held: Tensor) -> tuple[str, list[int], int | None] | None:
-        """The tensor in the same memory that this one is the beginning of, and how long the beginning is."""
-        if held.ndim <= GROWING or _memory(held) not in self._by_memory:
-            return None
-        name, size, order = self._by_memory[_memory(held)]
-        count = held.shape[GROWING]
-        return (name, order, None if count == size else count) if count <= size else None
-
-    def _equal_or_new(self, name: str, held: Tensor) -> tuple[str, list[int], None]:
-        # The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are.
-        strides = held.stride()
-        wide = [axis for axis, size in enumerate(held.shape) if size > 1]
-        by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
-        order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
-        laid_out = held.permute(order)
-        flat = laid_out.cpu().contiguous().reshape(-1)
-        raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-        content = (laid_out.dtype, tuple(laid_out.shape), blake2b(raw, digest_size=32).digest())
-        if content not in self._by_content:
-            self._by_content[content], self.tensors[name] = name, laid_out
-            if held.ndim > GROWING:  # the memory stays ours, and so does its address
-                self._by_memory[_memory(held)] = name, held.shape[GROWING], order
-        return self._by_content[content], order, None
-
-
-def _memory(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for two that differ at most in how far they reach along the growing axis."""
-    others = tuple(n for axis, n in enumerate(tensor.shape) if axis != GROWING)
-    start = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.device
-    return *start, tensor.dtype, tensor.stride(), others
 
 
 class Incoming:
@@ -413,26 +253,27 @@ class Incoming:
         self._unpacked: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def take(self, reference: object, what: str, shape: Sequence[Axis] | None, kind: Kind = "floats") -> Tensor:
-        """The tensor of a reference in the JSON.
+        """The tensor of a reference in the JSON, if it has this shape (None for any) and kind of numbers.
 
-        Args:
-            reference: as `Outgoing.put` returned it.
-            what: what it is, for messages.
-            shape: allowed sizes of each axis; None for any shape.
-            kind: allowed kind of numbers.
-
-        Raises:
-            CaptureFileError: if there is no such tensor, or it is of another shape or kind.
-
-        Example:
-            >>> Incoming({"0/lse": torch.zeros(2)}).take("0/lse", "lse", ((1, 2),))
-            tensor([0., 0.])
+        >>> Incoming({"0/lse": torch.zeros(2)}).take("0/lse", "lse", ((1, 2),))
+        tensor([0., 0.])
         """
         name = reference.get("name") if isinstance(reference, dict) else reference
         if not isinstance(name, str) or name not in self.tensors:
-            raise CaptureFileError(f"{what} is said to be tensor {name!r:.80}, which it does not hold: {FORGED}")
+            raise ContentError(f"{what} is said to be tensor {name!r:.80}, which it does not hold")
         self._unused.discard(name)
-        tensor = _laid_out(self.tensors[name], reference, f"tensor {name!r}, {what},")
+        tensor, where = self.tensors[name], f"tensor {name!r}, {what},"
+        if isinstance(reference, dict):  # back to how it was before it was written
+            if unknown := sorted(reference.keys() - {"name", "order", "first"}):
+                raise CaptureFileError(f"{where} comes with {unknown[0]!r}, unknown to this regard: upgrade regard")
+            try:
+                if "order" in reference:
+                    tensor = tensor.permute(sorted(range(tensor.ndim), key=reference["order"].__getitem__))
+                if "first" in reference:
+                    tensor = tensor.narrow(GROWING, 0, reference["first"])
+            except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+                reason = str(error).partition("\n")[0]
+                raise ContentError(f"{where} cannot be laid out as {reprlib.repr(reference)}: {reason:.200}") from None
         if shape is not None:
             allowed = [(n,) if isinstance(n, int) else n for n in shape]
             fits = tensor.ndim == len(shape) and all(
@@ -440,14 +281,13 @@ class Incoming:
             )
             if not fits:
                 axes = ["any" if sizes is None else " or ".join(map(str, dict.fromkeys(sizes))) for sizes in allowed]
-                expected, got = ", ".join(axes), tuple(tensor.shape)
-                raise CaptureFileError(f"tensor {name!r}, {what}, has shape {got} instead of ({expected}): {FORGED}")
+                raise ContentError(f"{where} has shape {tuple(tensor.shape)} instead of ({', '.join(axes)})")
         if tensor.dtype not in DTYPES[kind]:
-            raise CaptureFileError(f"tensor {name!r}, {what}, holds {tensor.dtype} instead of {kind}: {FORGED}")
+            raise ContentError(f"{where} holds {tensor.dtype} instead of {kind}")
         return tensor
 
     def take_bits(self, name: str, what: str, shape: Sequence[int]) -> Tensor:
-        """Booleans of this shape that `pack_bits` packed; unpacked once. Raises CaptureFileError if there are none."""
+        """Booleans of this shape that `pack_bits` packed; unpacked once."""
         packed = self.take(name, what, (None,), "bytes")
         key = name, tuple(shape)
         try:
@@ -455,54 +295,31 @@ class Incoming:
                 self._unpacked[key] = unpack_bits(packed, key[1])
             return self._unpacked[key]
         except (ValueError, TypeError, RuntimeError) as error:
-            raise CaptureFileError(f"tensor {name!r}, {what}: {error}: {FORGED}") from None
+            raise ContentError(f"tensor {name!r}, {what}: {error}") from None
 
     def finish(self) -> None:
-        """Raise CaptureFileError for tensors that nobody asked for."""
+        """Raise for tensors that were never taken."""
         if self._unused:
-            first = sorted(self._unused)[0]
-            raise CaptureFileError(f"nothing says what tensor {first!r} is ({len(self._unused)} such): {FORGED}")
-
-
-def _laid_out(tensor: Tensor, reference: object, what: str) -> Tensor:
-    """A tensor of the file as it was before it was written."""
-    if not isinstance(reference, dict):
-        return tensor
-    if strange := sorted(reference.keys() - {"name", "order", "first"}):
-        raise CaptureFileError(f"{what} comes with {strange[0]!r}, unknown to this regard: upgrade regard")
-    try:
-        if "order" in reference:
-            back = sorted(range(tensor.ndim), key=reference["order"].__getitem__)
-            tensor = tensor.permute(back)
-        return tensor.narrow(GROWING, 0, reference["first"]) if "first" in reference else tensor
-    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CaptureFileError(
-            f"{what} cannot be laid out as {reprlib.repr(reference)}: {reason:.200}: {FORGED}"
-        ) from None
+            raise ContentError(f"nothing says what tensor {min(self._unused)!r} is ({len(self._unused)} such)")
 
 
 def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> tuple[Any, ...]:
     """The values of a JSON object that has exactly these keys and types, in the order of `kinds`.
 
-    Raises:
-        CaptureFileError: for a key that is missing or unknown, or a value of another type.
-
-    Example:
-        >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
-        ('attn', 3)
+    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
+    ('attn', 3)
     """
     if not isinstance(value, dict):
-        raise CaptureFileError(f"{where} must be a JSON object, got {type(value).__name__}: {FORGED}")
-    if strange := sorted(value.keys() - kinds.keys()):
-        raise CaptureFileError(f"{where} has {strange[0]!r}, unknown to this regard: upgrade regard")
+        raise ContentError(f"{where} must be a JSON object, got {type(value).__name__}")
+    if unknown := sorted(value.keys() - kinds.keys()):
+        raise CaptureFileError(f"{where} has {', '.join(map(repr, unknown))}, unknown to this regard: upgrade regard")
     if missing := sorted(kinds.keys() - value.keys()):
-        raise CaptureFileError(f"{where} lacks {missing[0]!r}: {FORGED}")
+        raise ContentError(f"{where} lacks {missing[0]!r}")
     for name, kind in kinds.items():
-        found = value[name]
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        item = value[name]
+        if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             expected = kind.__name__ if isinstance(kind, type) else str(kind)
-            raise CaptureFileError(f"{where}: {name} must be {expected}, got {type(found).__name__}: {FORGED}")
+            raise ContentError(f"{where}: {name} must be {expected}, got {type(item).__name__}")
     return tuple(value[name] for name in kinds)
 
 
@@ -524,20 +341,16 @@ def pack_bits(cells: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([[True, False, True], [False, False, True]]))
     tensor([164], dtype=torch.uint8)
     """
-    if cells.dtype != torch.bool:
-        raise TypeError(f"pack_bits takes booleans, got {cells.dtype}")
     return torch.from_numpy(np.packbits(cells.detach().cpu().numpy().reshape(-1)))
 
 
 def unpack_bits(packed: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `pack_bits`. Raises TypeError or ValueError for bytes that do not fit the shape.
+    """The inverse of `pack_bits`. Raises ValueError for bytes that do not fit the shape.
 
     >>> unpack_bits(torch.tensor([164], dtype=torch.uint8), (2, 3)).tolist()
     [[True, False, True], [False, False, True]]
     """
-    if packed.dtype != torch.uint8:
-        raise TypeError(f"unpack_bits takes the uint8 of pack_bits, got {packed.dtype}")
-    if packed.ndim != 1 or packed.numel() != -(-prod(shape) // 8):
+    if packed.numel() != -(-prod(shape) // 8):
         raise ValueError(f"{tuple(shape)} booleans take {-(-prod(shape) // 8)} bytes, got {tuple(packed.shape)}")
     bits = np.unpackbits(packed.cpu().numpy(), count=prod(shape))
     return torch.from_numpy(bits.view(np.bool_)).reshape(tuple(shape))
@@ -549,15 +362,9 @@ def pool(values: Tensor, bins: int) -> Tensor:
     −∞ (the lse of a row that sees nothing) does not count in its bin's mean; a bin of nothing else is −∞. NaN and +∞
     show in their own bin only.
 
-    Raises:
-        ValueError: for fewer than 1 bin.
-
-    Example:
-        >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
-        tensor([2., 5., -inf])
+    >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
+    tensor([2., 5., -inf])
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
     n, device = values.shape[-1], values.device
     if n <= bins:
         return values.float()

@@ -1,8 +1,6 @@
 """Records, views, facts and exact weights as JSON and tensors, and back with every value checked.
 
-Shapes are checked against the sizes of the call, names against those that this regard knows. Exact weights come back
-the same to the bit: a mask is written as a band of three numbers if it is one, else as bits; a bias as its numbers,
-one per distance if it depends on the distance alone.
+The unpacking functions raise CaptureFileError for values that are missing, unknown or inconsistent.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
 """
@@ -23,9 +21,9 @@ from regard.lens.assembly import StepLink
 from regard.lens.doctor.facts import Causality, Facts
 from regard.lens.doctor.visibility import BiasKind, Side, dense_cells
 from regard.lens.files.container import (
-    FORGED,
     Axis,
     CaptureFileError,
+    ContentError,
     Incoming,
     Kind,
     Outgoing,
@@ -42,8 +40,6 @@ from regard.masks.biases import Bias, DenseBias
 from regard.masks.positional import NO_LIMIT
 from regard.masks.rules import Rule, indices
 from regard.positions import Relative
-
-__all__ = ["check_runs", "pack_record", "pack_weights", "unpack_record", "unpack_weights"]
 
 Sizes = tuple[int, int, int, int]
 Form = tuple[tuple[Axis, ...], Kind]
@@ -111,16 +107,7 @@ REMEMBERED = {
 
 
 def pack_record(record: Record, name: str, out: Outgoing) -> dict[str, Any]:
-    """The JSON of a record; its tensors go to `out` under names that start with `name`.
-
-    Raises:
-        ValueError: for a view that holds an unknown measure, and as `pack_weights`.
-
-    Example:
-        >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
-        >>> packed["path"], packed["trouble"], packed["view"]
-        ('attn', 'no kernel', None)
-    """
+    """The JSON of a record; its tensors go to `out` under names that start with `name`."""
     packed: dict[str, Any] = {key: getattr(record, key) for key in PLAIN}
     packed |= {"link": None, "facts": None}
     if (link := record.link) is not None:
@@ -138,26 +125,12 @@ def pack_record(record: Record, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
-    """The inverse of `pack_record`.
-
-    Args:
-        value: the JSON.
-        where: which record it is, for messages.
-        tensors: of the file.
-
-    Raises:
-        CaptureFileError: for values that are missing, unknown or inconsistent.
-
-    Example:
-        >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
-        >>> unpack_record(packed, "record 0", Incoming({})).trouble
-        'no kernel'
-    """
+    """The inverse of `pack_record`; `where` names the record in messages."""
     path, n, kind, source, kernel, compiled, trouble, link, facts, heads, view = fields(value, where, RECORD)
     if kind not in ("self", "cross"):
-        raise CaptureFileError(f"{where}: kind must be self or cross, got {kind!r:.80}: {FORGED}")
+        raise ContentError(f"{where}: kind must be self or cross, got {kind!r:.80}")
     if n < 0:
-        raise CaptureFileError(f"{where}: n must be the number of a call, got {n}: {FORGED}")
+        raise ContentError(f"{where}: n must be the number of a call, got {n}")
     record = Record(path, n, kind, source, kernel, compiled, trouble=trouble)
     record.view = None if view is None else _unpack_view(view, where, tensors)
     record.facts = None if facts is None else _unpack_facts(facts, where, tensors)
@@ -166,9 +139,7 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
     if record.view is not None:
         shape, batch = record.view.sizes[:2], record.view.sizes[0]
         if record.facts is not None and record.view.sizes != record.facts.sizes:
-            raise CaptureFileError(
-                f"{where}: its view is of {record.view.sizes}, its facts of {record.facts.sizes}: {FORGED}"
-            )
+            raise ContentError(f"{where}: its view is of {record.view.sizes}, its facts of {record.facts.sizes}")
         if record.facts is not None and record.facts.edited:
             record.view.edited = True
             if isinstance(record.view.weights, StoredWeights):
@@ -188,19 +159,19 @@ def _unpack_link(value: object, n: int, batch: int | None, where: str) -> StepLi
     ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
     placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
     if not there or not moved or not ended or not placed:
-        raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
+        raise ContentError(f"link of {where} leads to a call or to batch rows that are not there")
     return StepLink(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
 
-def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
+def _pairs(values: list[Any], where: str) -> list[list[Any]]:
     """[[name, reference], …]: in order, which the keys of a JSON object lose."""
     if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in values):
-        raise CaptureFileError(f"{where}: tensors must be listed as pairs of a name and where it is: {FORGED}")
-    return [(name, reference) for name, reference in values]
+        raise ContentError(f"{where}: tensors must be listed as pairs of a name and where it is")
+    return values
 
 
 def check_runs(records: Sequence[Record]) -> None:
-    """Raise CaptureFileError for links between calls that cannot be put together."""
+    """Raise for links between calls that cannot be put together."""
     earlier: dict[tuple[str, int], tuple[View, StepLink | None]] = {}  # by path and number: some could not be read
     for record in records:
         view, link, path = record.view, record.link, record.path
@@ -212,22 +183,22 @@ def check_runs(records: Sequence[Record]) -> None:
         where = f"call {record.n} of {path!r:.80}"
         before, previous = earlier.get((path, link.after), (view, None))
         if previous is None:
-            raise CaptureFileError(f"{where} carries on call {link.after}, which is not before it: {FORGED}")
+            raise ContentError(f"{where} carries on call {link.after}, which is not before it")
         start, rows = previous.first, range(view.sizes[0]) if link.rows is None else link.rows
         counts = [None if one.returned is None else len(one.returned) for one in (previous, link)]
         if max(rows, default=0) >= max(before.sizes[0], 1) or counts[0] != counts[1] or counts[0] == 0:
-            raise CaptureFileError(f"{where} carries on batch rows that call {link.after} does not have: {FORGED}")
+            raise ContentError(f"{where} carries on batch rows that call {link.after} does not have")
         if view.sizes[1] != before.sizes[1] or not start <= link.first <= start + before.sizes[3]:
-            raise CaptureFileError(
+            raise ContentError(
                 f"{where}, of {view.sizes} with first = {link.first}, cannot carry on {before.sizes} with first = "
-                f"{start}: {FORGED}"
+                f"{start}"
             )
         widths = [
             [None if x is None else x.shape[-1] for x in (v.given_output, v.held.get("top_key"))]
             for v in (before, view)
         ]
         if widths[0] != widths[1]:
-            raise CaptureFileError(f"{where} has outputs or links of another width than what it carries on: {FORGED}")
+            raise ContentError(f"{where} has outputs or links of another width than what it carries on")
 
 
 # ---------------------------------------------------------------------------------------------------------------- views
@@ -245,15 +216,11 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
     offset = view.place.offset
     return {
+        **{key: getattr(view, key) for key in ("kind", "size", "links", "numpy", "engine")},
         "sizes": list(view.sizes),
-        "kind": view.kind,
-        "size": view.size,
-        "links": view.links,
         "lead": None if view.lead is None else list(view.lead),
-        "numpy": view.numpy,
-        "engine": view.engine,
         "pooled": list(view.pooled),
-        "held": [[key, out.put(f"{name}/{key}", values)] for key, values in view.held.items()],
+        "held": [[key, put(key, values)] for key, values in view.held.items()],
         "visible": put("visible", view.place.visible),
         "padding": put("padding", view.place.padding),
         "offset": put("offset", offset) if isinstance(offset, Tensor) else offset,
@@ -265,73 +232,73 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
-    found = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
-    sizes, lead, numpy = _sizes(found["sizes"], where), found["lead"], found["numpy"]
+    stored = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
+    sizes, lead, numpy = _sizes(stored["sizes"], where), stored["lead"], stored["numpy"]
     batch, heads, nq, nk = sizes
-    if not is_list_of(found["pooled"], str) or not set(found["pooled"]) <= {*PER_QUERY, "received"}:
-        raise CaptureFileError(f"{where}: pooled must be names of measures, got {found['pooled']!r:.80}: {FORGED}")
+    if not is_list_of(stored["pooled"], str) or not set(stored["pooled"]) <= {*PER_QUERY, "received"}:
+        raise ContentError(f"{where}: pooled must be names of measures, got {stored['pooled']!r:.80}")
     if lead is not None and not (is_list_of(lead, int) and min(lead, default=0) >= 0 and prod(lead) == batch * heads):
-        raise CaptureFileError(f"{where}: lead {lead!r:.80} must make {batch} × {heads} heads: {FORGED}")
-    in_range = all(1 <= found[name] <= MOST_POSITIONS for name in ("size", "links"))
-    if found["kind"] not in ("self", "cross") or not in_range:
-        values = reprlib.repr({name: found[name] for name in ("kind", "size", "links")})
-        raise CaptureFileError(f"{where}: {values} cannot be: {FORGED}")
+        raise ContentError(f"{where}: lead {lead!r:.80} must make {batch} × {heads} heads")
+    in_range = all(1 <= stored[name] <= MOST_POSITIONS for name in ("size", "links"))
+    if stored["kind"] not in ("self", "cross") or not in_range:
+        values = reprlib.repr({name: stored[name] for name in ("kind", "size", "links")})
+        raise ContentError(f"{where}: {values} cannot be")
 
     def take(key: str, shape: tuple[Axis, ...] | None, kind: Kind) -> Tensor | None:
-        return None if found[key] is None else tensors.take(found[key], f"{key} of {where}", shape, kind)
+        return None if stored[key] is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
 
     output = take("output", None, "floats")
     if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
-        raise CaptureFileError(f"{where}: its output {tuple(output.shape)} is not of {sizes}: {FORGED}")
-    held = _unpack_held(found, sizes, where, tensors)
+        raise ContentError(f"{where}: its output {tuple(output.shape)} is not of {sizes}")
+    held = _unpack_held(stored, sizes, where, tensors)
     if numpy and any(x is not None and x.dtype == torch.bfloat16 for x in (*held.values(), output)):
-        raise CaptureFileError(f"{where}: it holds bfloat16, which NumPy has not: {FORGED}")
+        raise ContentError(f"{where}: it holds bfloat16, which NumPy has not")
     some = ((1, batch), (1, heads))
     visible = take("visible", (*some, nq), "integers")
     if visible is not None:
         _check_range(visible, 0, nk, f"visible of {where}")
-    offset = found["offset"] if isinstance(found["offset"], int) else take("offset", some, "integers")
+    offset = stored["offset"] if isinstance(stored["offset"], int) else take("offset", some, "integers")
     if isinstance(offset, Tensor):
         _check_range(offset, -FARTHEST, FARTHEST, f"offset of {where}")
     elif offset is not None and abs(offset) > FARTHEST:
-        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}: {FORGED}")
+        raise ContentError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}")
     by_key = ((1, batch), nk)
     return View(
         sizes=sizes,
         held=held,
         given_output=output.numpy() if numpy and output is not None else output,
-        weights=None if found["weights"] is None else unpack_weights(found["weights"], sizes, where, tensors),
-        kind=found["kind"],
+        weights=None if stored["weights"] is None else unpack_weights(stored["weights"], sizes, where, tensors),
+        kind=stored["kind"],
         place=KnownVisibility(visible=visible, padding=take("padding", by_key, "booleans"), offset=offset),
         tokens=KeyTokens(ids=take("ids", by_key, "integers"), delimiters=take("delimiters", by_key, "booleans")),
-        size=found["size"],
-        links=found["links"],
+        size=stored["size"],
+        links=stored["links"],
         lead=None if lead is None else tuple(lead),
         numpy=numpy,
-        engine=found["engine"],
-        pooled=tuple(found["pooled"]),
+        engine=stored["engine"],
+        pooled=tuple(stored["pooled"]),
     )
 
 
 def _sizes(value: Any, where: str) -> Sizes:
     if not is_list_of(value, int) or len(value) != 4 or min(value) < 0:
-        raise CaptureFileError(f"{where}: sizes must be B, H, Nq and Nk, got {value!r:.80}: {FORGED}")
+        raise ContentError(f"{where}: sizes must be B, H, Nq and Nk, got {value!r:.80}")
     batch, heads, nq, nk = value
     if max(batch * heads, nq, nk) > MOST_POSITIONS:
-        raise CaptureFileError(f"{where}: sizes of {value!r:.80}, more than {MOST_POSITIONS:,}: {FORGED}")
+        raise ContentError(f"{where}: sizes of {value!r:.80}, more than {MOST_POSITIONS:,}")
     return batch, heads, nq, nk
 
 
-def _unpack_held(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> dict[str, Tensor]:
+def _unpack_held(stored: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> dict[str, Tensor]:
     held = {}
-    for name, reference in _pairs(found["held"], where):
-        form = _form_of(name, sizes, found["size"], found["pooled"])
+    for name, reference in _pairs(stored["held"], where):
+        form = _form_of(name, sizes, stored["size"], stored["pooled"])
         if form is None:
             raise CaptureFileError(f"{where} holds a measure {name!r}, unknown to this regard: upgrade regard")
         held[name] = tensors.take(reference, f"{name} of {where}", *form)
     top = [held[name].shape[-1] for name in ("top_key", "top_weight") if name in held]
     if len(top) + ("top_tied" in held) not in (0, 3) or len(set(top)) > 1 or 0 in top:
-        raise CaptureFileError(f"{where}: top_key, top_weight and top_tied do not go together: {FORGED}")
+        raise ContentError(f"{where}: top_key, top_weight and top_tied do not go together")
     if top:
         _check_range(held["top_key"], -1, sizes[3] - 1, f"top_key of {where}")
     if "map" in held and held["map"].dtype == torch.float16:  # an overview's; what is computed from it must not round
@@ -358,9 +325,7 @@ def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> Form | None:
 
 def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
     if values.numel() and not least <= int(values.min()) <= int(values.max()) <= most:
-        raise CaptureFileError(
-            f"{what} goes from {int(values.min())} to {int(values.max())}, and can be {least} to {most}: {FORGED}"
-        )
+        raise ContentError(f"{what} goes from {int(values.min())} to {int(values.max())}, and can be {least} to {most}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- facts
@@ -368,38 +333,38 @@ def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
 
 def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
-    found = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
-    batch, _, _, nk = sizes = _sizes(found["sizes"], where)
+    stored = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
+    batch, _, _, nk = sizes = _sizes(stored["sizes"], where)
     limits = {"bias_from": LARGEST, "softcap": LARGEST, "offset": FARTHEST}
     sound = {
-        "causal": found["causal"] in get_args(Causality),
-        "bias_kind": found["bias_kind"] in (None, *get_args(BiasKind)),
-        "sides": len(found["sides"]) == batch and all(side in (None, *get_args(Side)) for side in found["sides"]),
+        "causal": stored["causal"] in get_args(Causality),
+        "bias_kind": stored["bias_kind"] in (None, *get_args(BiasKind)),
+        "sides": len(stored["sides"]) == batch and all(side in (None, *get_args(Side)) for side in stored["sides"]),
         "bad": all(  # [name of a tensor, how many NaN, how many infinite]
             isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
-            for item in found["bad"]
+            for item in stored["bad"]
         ),
-        **{name: _are_rows(found[name], sizes) for name in ("empty_rows", "unhidden_rows")},
-        **{name: found[name] is None or -most <= found[name] <= most for name, most in limits.items()},  # nor NaN
+        **{name: _are_rows(stored[name], sizes) for name in ("empty_rows", "unhidden_rows")},
+        **{name: stored[name] is None or -most <= stored[name] <= most for name, most in limits.items()},  # nor NaN
     }
     for name, right in sound.items():
         if not right:
-            text = reprlib.repr(found[name])
-            raise CaptureFileError(f"facts of {where}: {name} of a call of {sizes} cannot be {text}: {FORGED}")
-    references = found.pop("tensors")
+            text = reprlib.repr(stored[name])
+            raise ContentError(f"facts of {where}: {name} of a call of {sizes} cannot be {text}")
+    references = stored.pop("tensors")
     forms: dict[str, Form] = {
         "bands": ((None, None, None, None), "bytes"),
         "padding": (((1, batch), nk), "booleans"),
     }
     if unknown := sorted(references.keys() - forms.keys()):
-        raise CaptureFileError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard: {FORGED}")
+        raise ContentError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard")
     taken = {key: tensors.take(ref, f"{key} of {where}", *forms[key]) for key, ref in references.items()}
     if "bands" in taken and any(n > most for n, most in zip(taken["bands"].shape, BANDS, strict=True)):
-        raise CaptureFileError(f"bands of {where} have shape {tuple(taken['bands'].shape)}: {FORGED}")
+        raise ContentError(f"bands of {where} have shape {tuple(taken['bands'].shape)}")
     try:
-        return Facts.from_json(found | {"bad": {key: counts for key, *counts in found["bad"]}}, taken)
+        return Facts.from_json(stored | {"bad": {key: counts for key, *counts in stored["bad"]}}, taken)
     except (ValueError, TypeError, KeyError) as error:
-        raise CaptureFileError(f"facts of {where}: {error}: {FORGED}") from None
+        raise ContentError(f"facts of {where}: {error}") from None
 
 
 def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
@@ -418,13 +383,10 @@ def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
 def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
     """The JSON of exact weights; their tensors go to `out` under names that start with `name`.
 
-    Raises:
-        ValueError: for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
+    They come back the same to the bit: a mask is written as a band of three numbers if it is one, else as bits; a bias
+    as its numbers, one per distance if it depends on the distance alone.
 
-    Example:
-        >>> out = Outgoing()
-        >>> pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
-        ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
+    Raises ValueError for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
     """
     if isinstance(weights, StoredWeights):
         scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
@@ -449,23 +411,7 @@ def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Weights:
-    """The inverse of `pack_weights`.
-
-    Args:
-        value: the JSON.
-        sizes: B, H, Nq, Nk of the call.
-        where: which call it is, for messages.
-        tensors: of the file.
-
-    Raises:
-        CaptureFileError: for values that are missing, unknown or inconsistent.
-
-    Example:
-        >>> out = Outgoing()
-        >>> packed = pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out)
-        >>> unpack_weights(packed, (1, 1, 2, 2), "record 0", Incoming(out.tensors)).tile(slice(1), slice(2))
-        tensor([[[[0.5000, 0.5000]]]])
-    """
+    """The inverse of `pack_weights`, of a call of these sizes."""
     batch, heads, nq, nk = sizes
     if isinstance(value, dict) and value.get("kind") == "given":
         _, weights, scores = fields(value, where, {"kind": str, "weights": str | dict, "scores": str | dict | None})
@@ -479,16 +425,16 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
     q = tensors.take(q, f"q of {where}", ((1, batch), heads, nq, None)).expand(batch, -1, -1, -1)
     k = tensors.take(k, f"k of {where}", ((1, batch), None, nk, q.shape[-1])).expand(batch, -1, -1, -1)
     if k.shape[1] == 0 or heads % k.shape[1]:
-        raise CaptureFileError(f"k of {where} has {k.shape[1]} heads for {heads} of q: {FORGED}")
+        raise ContentError(f"k of {where} has {k.shape[1]} heads for {heads} of q")
     if q.dtype != k.dtype or q.shape[-1] == 0:
-        raise CaptureFileError(f"q of {where} is {q.dtype}, k {k.dtype}, both {q.shape[-1]} wide: {FORGED}")
+        raise ContentError(f"q of {where} is {q.dtype}, k {k.dtype}, both {q.shape[-1]} wide")
     if not (abs(scale) <= LARGEST and (softcap is None or 0 < softcap <= LARGEST) and 0 <= dropout < 1):
         values = reprlib.repr({"scale": scale, "softcap": softcap, "dropout": dropout})
-        raise CaptureFileError(f"{where}: {values} cannot be: {FORGED}")
+        raise ContentError(f"{where}: {values} cannot be")
     if sinks is not None:  # one logit per head, or per row where a softmax written out had a column of them
         sinks = tensors.take(sinks, f"sinks of {where}", None)
         if tuple(sinks.shape) not in ((heads,), sizes[:3]):
-            raise CaptureFileError(f"sinks of {where} have shape {tuple(sinks.shape)}, not ({heads},): {FORGED}")
+            raise ContentError(f"sinks of {where} have shape {tuple(sinks.shape)}, not ({heads},)")
     rule = None if mask is None else _unpack_mask(mask, sizes, f"mask of {where}", tensors)
     term = None if bias is None else _unpack_bias(bias, sizes, f"bias of {where}", tensors)
     v = k.new_zeros(1).expand(*k.shape[:3], 1)  # exact weights do not read the values
@@ -508,15 +454,13 @@ def _unpack_mask(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incomi
     if "band" in value:
         (band,) = fields(value, what, {"band": list})
         if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > FARTHEST:
-            raise CaptureFileError(
-                f"{what}: a band is three integers of at most {FARTHEST:,}, got {band!r:.80}: {FORGED}"
-            )
+            raise ContentError(f"{what}: a band is three integers of at most {FARTHEST:,}, got {band!r:.80}")
         offset, before, after = band
         place = None if offset == sizes[3] - sizes[2] else offset
         try:
             return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
         except (ValueError, TypeError) as error:
-            raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
+            raise ContentError(f"{what}: {error}") from None
     bits, shape = fields(value, what, {"bits": str, "shape": list})
     try:
         cells = tensors.take_bits(bits, what, shape)
@@ -525,10 +469,10 @@ def _unpack_mask(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incomi
         mask = DenseMask(cells)
         mask.fit(*sizes)
         return mask
-    except CaptureFileError:
+    except ContentError:
         raise
     except (ValueError, TypeError) as error:
-        raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
+        raise ContentError(f"{what}: {error}") from None
 
 
 def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from regard.layouts import KINDS, Frame, Layout, Sides
 from regard.lens.files.container import (
     FORGED,
     CaptureFileError,
+    ContentError,
     Incoming,
     Outgoing,
     fields,
@@ -29,7 +30,7 @@ from regard.lens.files.container import (
     write,
 )
 from regard.lens.files.records import check_runs, pack_record, unpack_record
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
@@ -38,7 +39,6 @@ Layouts = Mapping[str, tuple[Sides, ...]]
 
 BINS = 64  # of a measure by position in an overview
 LONGEST = 4096  # positions up to which an overview keeps tokens, padding and counts of visible keys
-MOST_TEXT = 32 * 2**20  # bytes of the header; the file's text, 64 MiB, names the tensors too
 HEADER = {
     "model": str,
     "tokens": list | None,
@@ -68,9 +68,14 @@ SIZED = {0xC0, 0xC1, 0xC2}  # the frames of a JPEG that browsers and Pillow deco
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
     """Write a capture to a file, whole or not at all. See `Capture.save` for the arguments."""
     out, records = Outgoing(), list(capture.records)
-    chosen = [_record_overview(record) for record in records] if overview else records
+    if overview:
+        for n, record in enumerate(records):
+            facts, view = record.facts, record.view
+            if facts is not None and max(facts.sizes[2:]) > LONGEST:
+                facts = replace(facts, padding=None)
+            records[n] = replace(record, facts=facts, view=None if view is None else make_overview(view))
     # The last first: keys of earlier steps are the beginning of its own, and are then not written again.
-    packed = [pack_record(chosen[n], str(n), out) for n in reversed(range(len(chosen)))][::-1]
+    packed = [pack_record(records[n], str(n), out) for n in reversed(range(len(records)))][::-1]
     tokens = capture.tokens
     if overview and tokens is not None and max(map(len, tokens), default=0) > LONGEST:
         tokens = None
@@ -83,45 +88,37 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if overview or any(record.view is not None and record.view.overview for record in records):
+    if any(record.view is not None and record.view.overview for record in records):
         header["overview"] = True
     layouts = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
     if layouts:
         header["layouts"] = pack_layouts(layouts, out)
     if photos and capture.photos:
         header["photos"] = pack_photos(capture.photos, out)
-    text = json.dumps(header, ensure_ascii=False)
-    if (size := len(text.encode(errors="replace"))) > MOST_TEXT:
-        raise ValueError(
-            f"{len(packed):,} calls take {size:,} bytes to describe, and a file has room for {MOST_TEXT:,}: "
-            "watch fewer layers (watch(model, layers=…)) or fewer steps, or save them as several captures"
-        )
     try:  # a file that could not be opened again is not written
-        _unpack(type(capture)(), json.loads(text), "", Incoming(out.tensors))
+        _unpack(type(capture)(), json.loads(json.dumps(header)), "", Incoming(out.tensors))
     except CaptureFileError as error:
-        raise ValueError(
-            f"the capture was changed so that it cannot be saved: {error}".removesuffix(f": {FORGED}")
-        ) from None
+        raise ValueError(f"the capture was changed so that it cannot be saved: {error}") from None
     write(path, header, out.tensors)
 
 
 def load(capture: Capture, path: str | os.PathLike[str]) -> None:
     """Fill an empty capture from a file. Raises as `regard.open`."""
-    # In memory: aligned, and nobody can cut the file short meanwhile.
-    header, tensors = read(path, HEADER.keys() | OPTIONAL.keys(), lazy=False)
+    header, tensors = read(path)
     try:
         _unpack(capture, header, os.fspath(path), Incoming(tensors))
     except CaptureFileError as error:
-        raise CaptureFileError(f"cannot read {str(path)!r}: {error}") from None
+        advice = f": {FORGED}" if isinstance(error, ContentError) else ""
+        raise CaptureFileError(f"cannot read {str(path)!r}: {error}{advice}") from None
 
 
 def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Incoming) -> None:
     known = HEADER | {key: kind for key, kind in OPTIONAL.items() if key in header}
     model, tokens, unseen, records, regard, torch_, written, *_ = fields(header, "the header", known)
     if not all(is_list_of(row, str) for row in tokens or []):
-        raise CaptureFileError(f"tokens must be lists of words: {FORGED}")
+        raise ContentError("tokens must be lists of words")
     if not all(is_list_of(item, str) and len(item) == 2 for item in unseen):
-        raise CaptureFileError(f"unseen must be pairs of a path and a reason: {FORGED}")
+        raise ContentError("unseen must be pairs of a path and a reason")
     capture.model, capture.tokens = model, tokens
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
@@ -136,15 +133,15 @@ def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Inc
         try:
             capture.layouts = layouts
         except (ValueError, LookupError) as error:
-            raise CaptureFileError(f"{error}: {FORGED}") from None
+            raise ContentError(f"{error}") from None
         if other := sorted(layouts.keys() - capture.layouts.keys()):
-            raise CaptureFileError(f"it has layouts of {other[0]!r} and no call of it: {FORGED}")
+            raise ContentError(f"it has layouts of {other[0]!r} and no call of it")
     if "photos" in header:
         capture.photos = unpack_photos(header["photos"], tensors)
         frames = max((several[0].frames for several in capture.layouts.values()), key=len, default=())
         sizes, wanted = [photo.size for photo in capture.photos], [frame.picture for frame in frames]
         if sizes != wanted:
-            raise CaptureFileError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}: {FORGED}")
+            raise ContentError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}")
     tensors.finish()
 
 
@@ -183,24 +180,11 @@ def make_overview(view: View) -> View:
     )
 
 
-def _record_overview(record: Record) -> Record:
-    facts, view = record.facts, record.view
-    if facts is not None and max(facts.sizes[2:]) > LONGEST:
-        facts = replace(facts, padding=None)
-    return replace(record, facts=facts, view=None if view is None else make_overview(view))
-
-
 # -------------------------------------------------------------------------------------------------------------- layouts
 
 
 def pack_layouts(layouts: Layouts, out: Outgoing) -> dict[str, Any]:
-    """The JSON of token layouts; their tensors go to `out`.
-
-    >>> out = Outgoing()
-    >>> packed = pack_layouts({"attn": (Sides.patches(32),)}, out)
-    >>> packed["sides"], out.tensors["layouts/0/box"].dtype
-    ([['attn', [[0, 0, [0]]]]], torch.float16)
-    """
+    """The JSON of token layouts; their tensors go to `out`."""
     tokens: dict[Layout, int] = {}
     frames: dict[Frame, int] = {}
     sides: list[Any] = []
@@ -213,7 +197,7 @@ def pack_layouts(layouts: Layouts, out: Outgoing) -> dict[str, Any]:
     packed = []
     for n, layout in enumerate(tokens):
         codes = np.select([layout.kind == kind for kind in KINDS], range(len(KINDS))).astype(np.uint8)
-        arrays = {"kind": codes, "picture": _narrow(layout.picture, INTEGERS), "box": _narrow(layout.box, FLOATS)}
+        arrays = {"kind": codes, "image": _narrow(layout.picture, INTEGERS), "box": _narrow(layout.box, FLOATS)}
         packed.append([out.put(f"layouts/{n}/{key}", torch.from_numpy(array)) for key, array in arrays.items()])
     return {
         "frames": [
@@ -226,67 +210,60 @@ def pack_layouts(layouts: Layouts, out: Outgoing) -> dict[str, Any]:
 
 
 def _narrow(numbers: np.ndarray[Any, Any], types: tuple[type, ...]) -> np.ndarray[Any, Any]:
-    """The numbers in the first type that holds each of them exactly."""
+    """The numbers in the first type that holds each of them exactly; the last is their own."""
+    narrow = numbers
     for type_ in types:
         with np.errstate(over="ignore"):
-            narrow: np.ndarray[Any, Any] = numbers.astype(type_)
+            narrow = numbers.astype(type_)
         if np.array_equal(narrow, numbers, equal_nan=True):
-            return narrow
-    raise AssertionError("the last type is that of the numbers")
+            break
+    return narrow
 
 
 def unpack_layouts(value: object, tensors: Incoming) -> dict[str, tuple[Sides, ...]]:
-    """The inverse of `pack_layouts`. Raises CaptureFileError for values that are missing, unknown or inconsistent.
-
-    >>> out = Outgoing()
-    >>> packed = pack_layouts({"attn": (Sides.patches(32),)}, out)
-    >>> unpack_layouts(packed, Incoming(out.tensors)) == {"attn": (Sides.patches(32),)}
-    True
-    """
+    """The inverse of `pack_layouts`."""
     expected = {"frames": list, "kinds": list, "tokens": list, "sides": list}
     frame_values, kinds, tokens, sides = fields(value, "layouts", expected)
     if not is_list_of(kinds, str):
-        raise CaptureFileError(f"layouts: kinds must be words: {FORGED}")
-    if strange := sorted(set(kinds) - set(KINDS)):
-        raise CaptureFileError(f"layouts have the kind {strange[0]!r}, unknown to this regard: upgrade regard")
-    frames = [_unpack_frame(frame, n) for n, frame in enumerate(frame_values)]
-    layouts = [_unpack_layout(parts, n, kinds, tensors) for n, parts in enumerate(tokens)]
+        raise ContentError("layouts: kinds must be words")
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise CaptureFileError(f"layouts have the kind {unknown[0]!r}, unknown to this regard: upgrade regard")
+    # 1. Frames.
+    frames: list[Frame] = []
+    for n, item in enumerate(frame_values):
+        sizes, rest = (item[:4], item[4:]) if isinstance(item, list) else ([], [])
+        if not (is_list_of(sizes, int) and is_list_of(rest, float) and len(sizes) == len(rest) == 4):
+            raise ContentError(f"frame {n} of the layouts cannot be {reprlib.repr(item)}")
+        (high, wide, rows, columns), (down, across, top, left) = sizes, rest
+        few = max(high * wide, rows * columns) <= MOST_PIXELS
+        if min(sizes) < 1 or not few or min(down, across) <= 0 or not all(map(isfinite, rest)):
+            raise ContentError(f"frame {n} of the layouts cannot be {reprlib.repr(item)}")
+        frames.append(Frame((high, wide), (rows, columns), (down, across), (top, left)))
+    # 2. Layouts.
+    layouts: list[Layout] = []
+    for n, item in enumerate(tokens):
+        where = f"layout {n}"
+        if not isinstance(item, list) or len(item) != 3:
+            raise ContentError(f"{where} must be three tensors: kind, image and box")
+        codes = tensors.take(item[0], f"kind of {where}", (None, None), "bytes").long().numpy()
+        image = tensors.take(item[1], f"image of {where}", codes.shape, "integers").long().numpy()
+        box = tensors.take(item[2], f"box of {where}", (*codes.shape, 4)).double().numpy()
+        if codes.size and codes.max() >= len(kinds):
+            raise ContentError(f"{where} has a token of kind {codes.max()} of {len(kinds)}")
+        kind = np.array(kinds, "U12")[codes] if kinds else np.zeros(codes.shape, "U12")
+        try:
+            layouts.append(Layout(kind, image, box))
+        except ValueError as error:
+            raise ContentError(f"{where}: {error}") from None
+    # 3. Both together, by path.
     by_path: dict[str, tuple[Sides, ...]] = {}
     for item in sides:
         match item:
-            case [str(path), list(several)] if several:
-                if path in by_path:
-                    raise CaptureFileError(f"layouts name a path twice: {FORGED}")
+            case [str(path), list(several)] if several and path not in by_path:
                 by_path[path] = tuple(_unpack_sides(numbers, path, layouts, frames) for numbers in several)
             case _:
-                raise CaptureFileError(f"sides of the layouts must be a path and its layouts: {FORGED}")
+                raise ContentError("sides of the layouts must be a path, named once, and its layouts")
     return by_path
-
-
-def _unpack_frame(value: object, n: int) -> Frame:
-    sizes, rest = (value[:4], value[4:]) if isinstance(value, list) else ([], [])
-    if is_list_of(sizes, int) and is_list_of(rest, float) and len(sizes) == len(rest) == 4:
-        (high, wide, rows, columns), (down, across, top, left) = sizes, rest
-        few = max(high * wide, rows * columns) <= MOST_PIXELS
-        if min(sizes) >= 1 and few and min(down, across) > 0 and all(map(isfinite, rest)):
-            return Frame((high, wide), (rows, columns), (down, across), (top, left))
-    raise CaptureFileError(f"frame {n} of the layouts cannot be {reprlib.repr(value)}: {FORGED}")
-
-
-def _unpack_layout(value: object, n: int, kinds: list[str], tensors: Incoming) -> Layout:
-    where = f"layout {n}"
-    if not isinstance(value, list) or len(value) != 3:
-        raise CaptureFileError(f"{where} must be three tensors: kind, picture and box: {FORGED}")
-    codes = tensors.take(value[0], f"kind of {where}", (None, None), "bytes").long().numpy()
-    image = tensors.take(value[1], f"picture of {where}", codes.shape, "integers").long().numpy()
-    box = tensors.take(value[2], f"box of {where}", (*codes.shape, 4)).double().numpy()
-    if codes.size and codes.max() >= len(kinds):
-        raise CaptureFileError(f"{where} has a token of kind {codes.max()} of {len(kinds)}: {FORGED}")
-    kind = np.array(kinds, "U12")[codes] if kinds else np.zeros(codes.shape, "U12")
-    try:
-        return Layout(kind, image, box)
-    except ValueError as error:
-        raise CaptureFileError(f"{where}: {error}: {FORGED}") from None
 
 
 def _unpack_sides(value: object, path: str, layouts: list[Layout], frames: list[Frame]) -> Sides:
@@ -294,12 +271,12 @@ def _unpack_sides(value: object, path: str, layouts: list[Layout], frames: list[
     match value:
         case [int(q), int(k), list(images)] if is_list_of([q, k, *images], int):
             if not all(0 <= n < len(layouts) for n in (q, k)) or not all(0 <= f < len(frames) for f in images):
-                raise CaptureFileError(f"{where} name a layout or frame that is not there: {FORGED}")
+                raise ContentError(f"{where} name a layout or frame that is not there")
             try:
                 return Sides(layouts[q], layouts[k], tuple(frames[f] for f in images))
             except ValueError as error:
-                raise CaptureFileError(f"{where}: {error}: {FORGED}") from None
-    raise CaptureFileError(f"{where} must be two layouts and their frames: {FORGED}")
+                raise ContentError(f"{where}: {error}") from None
+    raise ContentError(f"{where} must be two layouts and their frames")
 
 
 # --------------------------------------------------------------------------------------------------------------- photos
@@ -326,12 +303,7 @@ class Photo:
 
 
 def pack_photos(photos: Sequence[Photo], out: Outgoing) -> list[Any]:
-    """The JSON of photos; their bytes go to `out`.
-
-    >>> out = Outgoing()
-    >>> pack_photos([Photo("cat.png", (480, 640), "image/png", b"...")], out), out.tensors["photos/0"].shape
-    ([['cat.png', 480, 640, 'photos/0']], torch.Size([3]))
-    """
+    """The JSON of photos; their bytes go to `out`."""
     packed = []
     for n, photo in enumerate(photos):
         # A file's name may hold what no JSON does, or what a terminal would obey.
@@ -342,20 +314,9 @@ def pack_photos(photos: Sequence[Photo], out: Outgoing) -> list[Any]:
 
 
 def unpack_photos(value: object, tensors: Incoming) -> tuple[Photo, ...]:
-    """The inverse of `pack_photos`. Nothing is decoded.
-
-    Raises:
-        CaptureFileError: for a photo that is missing, too large, or no JPEG or PNG by its first bytes.
-
-    Example:
-        >>> unpack_photos([["cat.png", 480, 640, "photos/0"]], Incoming({"photos/0": torch.zeros(3).byte()}))
-        Traceback (most recent call last):
-            ...
-        regard.lens.files.container.CaptureFileError: photo 0 is neither a JPEG nor a PNG with a size: \
-another program has written it, so it is not to be trusted
-    """
+    """The inverse of `pack_photos`. Nothing is decoded."""
     if not isinstance(value, list):
-        raise CaptureFileError(f"photos must be a list, got {type(value).__name__}: {FORGED}")
+        raise ContentError(f"photos must be a list, got {type(value).__name__}")
     return tuple(_unpack_photo(item, n, tensors) for n, item in enumerate(value))
 
 
@@ -370,17 +331,16 @@ def _unpack_photo(value: object, n: int, tensors: Incoming) -> Photo:
         ):
             taken = tensors.take(reference, f"photo {n}", (None,), "bytes")
         case _:
-            raise CaptureFileError(f"photo {n} cannot be {reprlib.repr(value)}: {FORGED}")
+            raise ContentError(f"photo {n} cannot be {reprlib.repr(value)}")
     if len(taken) > MOST_BYTES:
-        raise CaptureFileError(f"photo {n} takes {len(taken):,} bytes, and at most {MOST_BYTES:,} are read: {FORGED}")
+        raise ContentError(f"photo {n} takes {len(taken):,} bytes, and at most {MOST_BYTES:,} are read")
     data = taken.numpy().tobytes()
     kind, *size = _kind_and_size(data)
     if not all(1 <= side <= LONGEST_SIDE for side in size):
-        raise CaptureFileError(
-            f"photo {n} says to be {size[0]} × {size[1]} pixels, and copies have at most {LONGEST_SIDE:,} a side: "
-            f"{FORGED}"
+        raise ContentError(
+            f"photo {n} says to be {size[0]} × {size[1]} pixels, and copies have at most {LONGEST_SIDE:,} a side"
             if kind
-            else f"photo {n} is neither a JPEG nor a PNG with a size: {FORGED}"
+            else f"photo {n} is neither a JPEG nor a PNG with a size"
         )
     return Photo(name, (high, wide), kind, data)
 

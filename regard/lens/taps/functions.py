@@ -17,23 +17,38 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
-from regard.lens.taps.callers import active, deliver, find_callers
-from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, Source, read_call, trusted_lse
+from regard.lens.taps.calls import (
+    HERE,
+    KernelResult,
+    ObservedCall,
+    Source,
+    active,
+    deliver,
+    find_callers,
+    read_call,
+    trusted_lse,
+)
 from regard.masks import causal, window
 from regard.masks.dense import per_tile
 from regard.masks.mask import Bounds, Mask, TileGrid
 from regard.masks.rules import IndexRule, cell_of, indices
 
-ASKED = 1 << 20
-"""Up to how many cells a mask is asked whole, to know its tiles exactly."""
+Function = Callable[..., Any]
+Holder = dict[str, Any] | type
 
-LISTED = 1 << 12
-"""How many cells of a list are asked at once."""
+FLEX = "torch.nn.attention.flex_attention"
+HUGGING_FACE = "transformers.integrations.flex_attention"
+ASKED = 1 << 20  # up to how many cells a mask is asked whole, to know its tiles exactly
+LISTED = 1 << 12  # how many cells of a list are asked at once
+UNLIMITED = 1 << 29  # a window as wide as any sequence
+
+
+# ---------------------------------------------------------------------------------------------- FlexAttention's masks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexMask(Mask):
-    """What `flex_mask()` makes."""
+    """The mask of a FlexAttention call: `mask_mod`, and its blocks where the compiled kernel goes by them."""
 
     mod: Callable[..., Any]
     rows: tuple[int, int]  # (B, H) over which the function varies
@@ -42,7 +57,7 @@ class FlexMask(Mask):
     block: tuple[int, int]
 
     def varies(self) -> tuple[int, int]:
-        """What was found out when it was made."""
+        """The numbers of batch rows and heads over which the function varies."""
         return self.rows
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
@@ -108,39 +123,34 @@ class FlexMask(Mask):
 def flex_mask(blocks: BlockMask | None, batch: int, heads: int, *, compiled: bool) -> Mask | None:
     """The mask that FlexAttention applies, or None where it applies none.
 
-    >>> from torch.nn.attention.flex_attention import create_block_mask
-    >>> theirs = create_block_mask(lambda b, h, i, j: j <= i, None, None, 3, 3, device="cpu")
-    >>> ours = flex_mask(theirs, batch=2, heads=5, compiled=True)
-    >>> print(ours.draw(3))
-    ■ · ·
-    ■ ■ ·
-    ■ ■ ■
-    >>> ours.leading
-    (1, 1)
-
-    blocks: what the call was given as block_mask.  batch, heads: of the call.
     compiled: the compiled kernel skips blocks and trusts full ones; the other asks `mask_mod` for every cell.
     """
     if blocks is None:
         return None
-    device = blocks.kv_indices.device
-    own = [n if _depends_on(blocks.mask_mod, axis, device) else 1 for axis, n in ((0, batch), (1, heads))]
+    device, varies = blocks.kv_indices.device, []
+    for axis, n in ((0, batch), (1, heads)):  # does mask_mod touch this argument? If it fails otherwise: perhaps
+        arguments: list[Any] = [torch.tensor(0, device=device)] * 4
+        arguments[axis] = _Untouchable()
+        try:
+            blocks.mask_mod(*arguments)
+            varies.append(1)
+        except Exception:
+            varies.append(n)
     if not compiled:
-        return FlexMask(blocks.mask_mod, (own[0], own[1]), None, None, blocks.BLOCK_SIZE)
-    partial = _table(blocks.kv_num_blocks, blocks.kv_indices)
+        return FlexMask(blocks.mask_mod, (varies[0], varies[1]), None, None, blocks.BLOCK_SIZE)
+
+    def table(counts: Tensor, columns: Tensor) -> Tensor:
+        """How many of each row's columns are meant (B, H, R), and which (B, H, R, C) → booleans (B, H, R, C)."""
+        listed = torch.arange(columns.shape[-1], device=device) < counts.unsqueeze(-1)
+        return torch.zeros_like(listed).scatter(-1, columns.long(), listed)
+
+    partial = table(blocks.kv_num_blocks, blocks.kv_indices)
     if blocks.full_kv_num_blocks is None or blocks.full_kv_indices is None:
         full = torch.zeros_like(partial)
     else:
-        full = _table(blocks.full_kv_num_blocks, blocks.full_kv_indices)
-    rows = (max(own[0], partial.shape[0]), max(own[1], partial.shape[1]))
+        full = table(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    rows = (max(varies[0], partial.shape[0]), max(varies[1], partial.shape[1]))
     return FlexMask(blocks.mask_mod, rows, partial, full, blocks.BLOCK_SIZE)
-
-
-def _table(counts: Tensor, columns: Tensor) -> Tensor:
-    """How many of each row's columns are meant (B, H, R), and which (B, H, R, C) → booleans (B, H, R, C)."""
-    order = torch.arange(columns.shape[-1], device=columns.device)
-    listed = order < counts.unsqueeze(-1)
-    return torch.zeros_like(listed).scatter(-1, columns.long(), listed)
 
 
 class _Untouchable:
@@ -152,38 +162,17 @@ class _Untouchable:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
 
 
-def _depends_on(mod: Callable[..., Any], axis: int, device: torch.device) -> bool:
-    """Does a mask_mod touch this argument (0: batch row, 1: head)? If it fails for another reason: perhaps it does."""
-    given: list[Any] = [torch.tensor(0, device=device)] * 4
-    given[axis] = _Untouchable()
-    try:
-        mod(*given)
-    except Exception:
-        return True
-    return False
-
-
-Function = Callable[..., Any]
-
-FOREVER = 1 << 29
-"""A window as wide as any sequence."""
+# ------------------------------------------------------------------------------------------------ reading the calls
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """One call of a function.
+    """One call of a function."""
 
-    Args:
-        given: declared arguments by name.
-        extra: keyword arguments beyond them.
-        out: what it returned.
-        kernel: the result of the kernel that ran inside it, or None.
-    """
-
-    given: dict[str, Any]
-    extra: dict[str, Any]
+    given: dict[str, Any]  # declared arguments by name
+    extra: dict[str, Any]  # keyword arguments beyond them
     out: Any
-    kernel: KernelResult | None
+    kernel: KernelResult | None  # of the kernel that ran inside it
 
     @classmethod
     def of(
@@ -201,15 +190,7 @@ Reader = Callable[[FunctionCall], ObservedCall]
 
 
 def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
-    """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`.
-
-    compiled: it ran as a fused kernel, which goes by blocks.
-
-    >>> q = torch.zeros(1, 2, 3, 16)
-    >>> given = {"query": q, "key": q, "value": q, "score_mod": lambda score, b, h, i, j: score * 2}
-    >>> read_flex(FunctionCall(given, {}, q, None), compiled=False).trouble[:42]
-    'score_mod is a function of the score, and '
-    """
+    """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`. The compiled kernel goes by blocks."""
     given = made.given | made.extra
     output = _first(made.out)
     if given.get("score_mod") is not None:
@@ -217,9 +198,8 @@ def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
             "score_mod is a function of the score, and cannot be taken apart into scale, softcap and bias; "
             "what block_mask can say, and a scale, are read"
         )
-        return ObservedCall(
-            source="flex", kernel="flex_attention", output=output, lse=flex_lse(made.out), trouble=trouble
-        )
+        lse = flex_lse(made.out)
+        return ObservedCall(source="flex", kernel="flex_attention", output=output, lse=lse, trouble=trouble)
     batch, heads = given["query"].shape[:2]
     mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
     make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
@@ -271,7 +251,7 @@ def read_flash(made: FunctionCall) -> ObservedCall:
     is_causal, (before, after) = bool(given.get("causal")), given.get("window_size", (-1, -1))
     mask: Mask | None = None  # -1 is no limit; causal hides what comes after, whatever the window says
     if before >= 0 or (after >= 0 and not is_causal):
-        mask = window(before if before >= 0 else FOREVER, 0 if is_causal else after if after >= 0 else FOREVER)
+        mask = window(before if before >= 0 else UNLIMITED, 0 if is_causal else after if after >= 0 else UNLIMITED)
     elif is_causal:
         mask = causal()
     make = partial(
@@ -289,11 +269,7 @@ def read_flash(made: FunctionCall) -> ObservedCall:
 
 
 def reader_of_flash(name: str) -> Reader:
-    """The reader for a function of flash_attn.
-
-    >>> reader_of_flash("flash_attn_varlen_func")(FunctionCall({}, {}, None, None)).trouble
-    'flash_attn_varlen_func: packed sequences are not taken apart yet'
-    """
+    """The reader for a function of flash_attn."""
     if name == "flash_attn_func":
         return read_flash
     why = "packed sequences are not taken apart yet" if "varlen" in name else "only flash_attn_func is read yet"
@@ -304,9 +280,6 @@ def flex_lse(out: Any) -> Tensor | None:
     """The lse that FlexAttention returns when asked for it, or None."""
     lse = getattr(out[1], "lse", out[1]) if isinstance(out, tuple) else None
     return lse.detach() if isinstance(lse, Tensor) else None
-
-
-# --------------------------------------------------------------------------------------------------------------- pieces
 
 
 def _observed(
@@ -328,10 +301,7 @@ def _first(out: Any) -> Tensor:
     return first.detach()
 
 
-FLEX = "torch.nn.attention.flex_attention"
-HUGGING_FACE = "transformers.integrations.flex_attention"
-
-Holder = dict[str, Any] | type
+# ------------------------------------------------------------------------------------------- recording under all names
 
 _bound: list[tuple[Holder, str, Any, Any]] = []  # where, the name, what it was bound to, what it is bound to now
 _recorders: dict[Function, Function] = {}  # recorder → what it records
@@ -372,9 +342,6 @@ def unbind() -> None:
                 if type(value) is FunctionType and value in _recorders:
                     _put(holder, name, _recorders[value])
         _recorders.clear()
-
-
-# ------------------------------------------------------------------------------------------- what is looked for, where
 
 
 def _targets() -> dict[int, Callable[[bool], Reader]]:
@@ -428,9 +395,6 @@ def _put(holder: Holder, name: str, value: Any) -> None:
         holder[name] = value
 
 
-# ------------------------------------------------------------------------------------------------------------ recording
-
-
 def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
     """A function that passes calls on to `original`; `inner` is what torch.compile made that from, or itself."""
 
@@ -438,30 +402,28 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
     def record(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not active():
             return original(*args, **kwargs)
-        return _recorded(original, inner, reader, args, kwargs)
+        # 1. Who calls.
+        tensor = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        callers = find_callers(sys._getframe(1), tensor)
+        if not callers or callers[0].inside_op:
+            return original(*args, **kwargs)
+        # 2. The call itself; kernels inside it leave their result in HERE.
+        HERE.inside += 1
+        HERE.kernel = None
+        try:
+            out = original(*args, **kwargs)
+        finally:
+            HERE.inside -= 1
+        kernel, HERE.kernel = HERE.kernel, None
+        # 3. Report it, or leave its result to the recorded function around it.
+        if HERE.inside:
+            HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
+        else:
+            deliver(callers, lambda: reader(FunctionCall.of(inner, args, kwargs, out, kernel)))
+        return out
 
     # What torch.compile reads on its own wrappers: who compiles or traces a recorder gets the function itself, and
     # nothing of ours stays behind in what was compiled.
     vars(record).update(_torchdynamo_orig_callable=inner, _torchdynamo_wrapper_id=id(record), _torchdynamo_inline=inner)
     _recorders[record] = original
     return record
-
-
-def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kwargs: dict[str, Any]) -> Any:
-    callers = find_callers(
-        sys._getframe(2), next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-    )
-    if not callers or callers[0].inside_op:
-        return original(*args, **kwargs)
-    HERE.inside += 1
-    HERE.kernel = None
-    try:
-        out = original(*args, **kwargs)
-    finally:
-        HERE.inside -= 1
-    kernel, HERE.kernel = HERE.kernel, None
-    if HERE.inside:
-        HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
-    else:
-        deliver(callers, lambda: reader(FunctionCall.of(inner, args, kwargs, out, kernel)))
-    return out

@@ -22,16 +22,20 @@ from regard.backends import sdpa
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.taps import functions
-from regard.lens.taps.callers import (
+from regard.lens.taps.calls import (
+    HERE,
+    KernelResult,
+    ObservedCall,
     WatchedModel,
     active_watches,
     add_watch,
     deliver,
     find_callers,
+    read_call,
     remove_watch,
+    trusted_lse,
     without_frames,
 )
-from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, read_call, trusted_lse
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
 from regard.masks.rules import four_axes
@@ -69,53 +73,42 @@ class FusedTap:
             return self.kernel.call_boxed(keyset, *args, **kwargs)
         HERE.quiet += 1
         try:
-            out = self.kernel.call_boxed(keyset, *self._asking_for_lse(args), **kwargs)
+            # Two CUDA kernels compute lse on request only. It is a by-product: the output does not depend on it.
+            at = self.wants_lse
+            asking = args if at is None else (*args[:at], True, *args[at + 1 :])
+            out = self.kernel.call_boxed(keyset, *asking, **kwargs)
         finally:
             HERE.quiet -= 1
         if HERE.inside or callers[0].inside_op:
             HERE.kernel = KernelResult(self.name, self._lse(args, out))
         else:
             deliver(callers, lambda: self._observed(args, kwargs, out))
-        return self._as_asked(args, out)
-
-    # Two CUDA kernels compute lse on request only. It is a by-product: the output does not depend on it.
-
-    def _asking_for_lse(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        at = self.wants_lse
-        return args if at is None else (*args[:at], True, *args[at + 1 :])
-
-    def _as_asked(self, args: tuple[Any, ...], out: Any) -> Any:
-        if self.wants_lse is None or args[self.wants_lse]:
+        if at is None or args[at]:
             return out
         empty = None if "cudnn" in self.name else out[1].new_empty((*out[1].shape[:2], 0))
         return (out[0], empty, *out[2:])
-
-    # -------------------------------------------------------------------------------------------------- what was seen
 
     def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
         given = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
         given |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
         output = four_axes(out[0].detach())
+        # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
+        # both are one, and torch's lower-right bias gives it others.
+        order = causal() if self.name == FLASH else causal(offset=0)
         try:
-            call = self._call(given)
+            call = read_call(
+                given["query"],
+                given["key"],
+                given["value"],
+                cells=given.get("attn_mask", given.get("attn_bias")),
+                mask=order if given["is_causal"] else None,
+                scale=given["scale"],
+                dropout=given["dropout_p"],
+            )
         except Exception as problem:
             return ObservedCall(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
         lse = trusted_lse(self._lse(args, out), call)
         return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=lse, output=output)
-
-    def _call(self, given: dict[str, Any]) -> Call:
-        # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
-        # both are one, and torch's lower-right bias gives it others.
-        order = causal() if self.name == FLASH else causal(offset=0)
-        return read_call(
-            given["query"],
-            given["key"],
-            given["value"],
-            cells=given.get("attn_mask", given.get("attn_bias")),
-            mask=order if given["is_causal"] else None,
-            scale=given["scale"],
-            dropout=given["dropout_p"],
-        )
 
     def _lse(self, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """The kernel's lse as (B, H, Nq), or None where its form is another than the known ones."""
@@ -144,10 +137,6 @@ class Taps:
 
     Attributes:
         errors: (path, exception) of what went wrong in reporting, which the model never sees.
-
-    Raises:
-        TypeError: the model is not an nn.Module, or a callback is not callable.
-        RuntimeError: entered a second time before it was left.
     """
 
     _watch: WatchedModel | None = None  # while they are installed
@@ -156,10 +145,6 @@ class Taps:
     def __init__(
         self, model: nn.Module, on_call: Callable[[ObservedCall], None], on_beams: BeamObserver | None = None
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
-        if not callable(on_call):
-            raise TypeError(f"on_call must be a function of an ObservedCall, got {type(on_call).__name__}")
         self.model, self.on_call, self.on_beams = model, on_call, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
@@ -177,7 +162,7 @@ class Taps:
 
     @property
     def chained(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(path, shape) of products that met another product without a softmax: attention by other means, or none."""
+        """(path, shape) of products that met another product without a softmax in between."""
         return list(self._chained)
 
     def __enter__(self) -> Taps:

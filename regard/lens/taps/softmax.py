@@ -29,8 +29,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, permutations
 from itertools import product as pairs
-from math import prod
+from math import inf, prod
+from operator import mul
 from types import FrameType
 from typing import Any
 
@@ -38,42 +40,28 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.assembly import matrix_marks
-from regard.lens.taps.applied_weights import (
-    Stamp,
-    einsum_operand,
-    in_axes_of,
-    is_dropout,
-    random_state,
-    same_memory,
-    same_numbers,
-    unlikeness,
-    version_of,
-)
-from regard.lens.taps.callers import (
+from regard.lens.taps.calls import (
+    HERE,
     Caller,
+    ObservedCall,
     WatchedModel,
     active,
     attempt,
     deliver,
     find_callers,
     is_parameter,
-    running,
+    measuring,
     runs_in,
 )
-from regard.lens.taps.calls import HERE, ObservedCall, measuring
-
-__all__ = ["ProductTap", "SoftmaxTap", "drop_pending", "forget_other_threads"]
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
 
-REMEMBERED = 8
-"""How many products back the one that made the scores may be: relative positions take up to three."""
-
-HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
-"""Attributes by which attention modules name their number of heads."""
-
+REMEMBERED = 8  # how many products back the one that made the scores may be: relative positions take up to three
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")  # attributes of attention modules
 ATTENTION = re.compile(r"att(entio)?n|mha|multi_?head", re.IGNORECASE)
+CELLS = 1 << 22  # compared at once
+EINSUM = torch.functional.einsum.__code__
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +96,8 @@ class _Candidate:
     deferred: tuple[_Use, _Product] | None = None  # a use that may be a product of another q and k: the next call tells
 
     @property
-    def by_product(self) -> bool:
-        """Were the scores surely made by a product of their own? One of plain matrices may be a linear layer's."""
-        return any(not product.flat for product in self.products)
-
-    @property
     def scores_intact(self) -> bool:
-        """Were the scores not written to since? A tensor that was detached counts anew, so ask of this one."""
+        """Whether the scores were not written to since. A tensor that was detached counts anew, so ask of this one."""
         return version_of(self.scores) == self.version
 
     @property
@@ -137,22 +120,16 @@ class _Candidate:
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """A product with the values, and which weights it applied.
-
-    weights: to be reported, (…, Nq, Nk), without a sink's column; None where they are gone, and the scores tell.
-    edited: the weights are not those of the softmax.  certain: they lie in its memory, so that they come from it.
-    output: (count, Nq, Dv) where its rows are in the order of the weights.
-    unlike: how little edited weights are like those of the softmax, from 0 to 1.
-    """
+    """A product with the values, and which weights it applied."""
 
     candidate: _Candidate
     product: _Product
-    weights: Tensor | None
+    weights: Tensor | None  # to be reported, (…, Nq, Nk), without a sink's column; None if gone, and the scores tell
     sink: bool
-    edited: bool
-    certain: bool
-    output: Tensor | None
-    unlike: float = 0.0
+    edited: bool  # the weights are not those of the softmax
+    certain: bool  # they lie in its memory, so that they come from it
+    output: Tensor | None  # (count, Nq, Dv) where its rows are in the order of the weights
+    unlike: float = 0.0  # how little edited weights are like those of the softmax, from 0 to 1
 
 
 _HERE = _Thread()
@@ -237,16 +214,15 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
     """
     products = _products_before(callers, scores)
     if weights is None:
-        for caller in callers if products else ():
-            _list_unconfirmed(caller, scores, by_product=any(not product.flat for product in products))
+        if products:
+            _list_unconfirmed(callers, scores, products)
         return
-    site = _site(callers[0], frame)
     if products:
         _HERE.products.clear()
     elif scores.ndim == 2:  # a classifier's, or a sampler's
-        for caller in callers:
-            _list_unconfirmed(caller, scores, by_product=False)
+        _list_unconfirmed(callers, scores, [])
         return
+    site = _site(callers[0], frame)
     dropped = []
     with _LOCK:
         pending = _pending.setdefault(threading.get_ident(), [])
@@ -254,14 +230,13 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
             if earlier.deferred is not None and earlier.deferred[1] in products:
                 earlier.deferred, earlier.blended = None, False  # it made these scores: what it used was another q
             called_again = earlier.callers[0].module is callers[0].module and earlier.site >= site
-            if earlier.deferred is not None or called_again or not running(earlier.callers[0], frame):
+            if earlier.deferred is not None or called_again or not _site(earlier.callers[0], frame):
                 pending.remove(earlier)
                 dropped.append(earlier)
     for earlier in dropped:
         _drop(earlier)
     if not products:
-        for caller in callers:
-            _list_unconfirmed(caller, scores, by_product=False)
+        _list_unconfirmed(callers, scores, [])
         return
     with measuring():
         stamp, random = Stamp.of(weights), random_state(weights.device)
@@ -274,7 +249,7 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
 def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
     """Where in a module a frame is: the instructions that it and the frames around it have come to, outermost first.
 
-    In one call of a module without loops, what comes later is greater.
+    In one call of a module without loops, what comes later is greater. Empty if the module does not run.
     """
     steps, inside = list[int](), 0
     while frame is not None:
@@ -290,18 +265,16 @@ def _drop(candidate: _Candidate) -> None:
     if candidate.deferred is not None:
         deliver(candidate.callers, partial(_observed, candidate.deferred[0]))
     elif not candidate.blended:
-        for caller in candidate.callers:
-            _list_unconfirmed(caller, candidate.scores, by_product=candidate.by_product)
+        _list_unconfirmed(candidate.callers, candidate.scores, candidate.products)
 
 
 def _products_before(callers: list[Caller], scores: Tensor) -> list[_Product]:
     """The latest products that may have made some scores, as they are or transposed."""
-    near = [made for whose, made in _HERE.products if _related(whose, callers)]
     products = []
-    for made in near:
+    for whose, made in _HERE.products:
         count, rows, columns = made.matrices
         for product in (made, _Product((count, columns, rows), made.inner, None, made.flat)):
-            if _fits(scores, product.matrices, product.flat):
+            if _related(whose, callers) and _fits(scores, product.matrices, product.flat):
                 products.append(product)
     return products
 
@@ -432,9 +405,11 @@ def _matrices(x: Tensor) -> Matrices:
     return x.shape[0], x.shape[1], x.shape[2]
 
 
-def _list_unconfirmed(caller: Caller, scores: Tensor, *, by_product: bool) -> None:
-    seen, at = caller.watch.unconfirmed, (caller.path, tuple(scores.shape))
-    seen[at] = by_product or seen.get(at, False)
+def _list_unconfirmed(callers: list[Caller], scores: Tensor, products: list[_Product]) -> None:
+    by_product = any(not product.flat for product in products)  # a product of plain matrices may be a linear layer's
+    for caller in callers:
+        seen, at = caller.watch.unconfirmed, (caller.path, tuple(scores.shape))
+        seen[at] = by_product or seen.get(at, False)
 
 
 # ------------------------------------------------------------------------------------------------------ reported calls
@@ -500,3 +475,135 @@ def _numbers_of_heads(module: nn.Module | None) -> Iterator[int]:
         value = getattr(module, name, None)
         if isinstance(value, int) and value > 0:
             yield int(value)
+
+
+# ------------------------------------------------------------------------------- applied weights against the softmax
+
+
+@dataclass(frozen=True, eq=False)
+class Stamp:
+    """Tells whether a tensor was written to since: its version counter, and the sums of its rows and columns.
+
+    Inference tensors have no version counter, and writes through `.data` do not count, hence the sums.
+    """
+
+    version: int
+    sums: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(x: Tensor) -> Stamp:
+        """The stamp of a tensor as it is now."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return Stamp(version_of(x), (x.sum(-1, dtype=wide), x.sum(-2, dtype=wide)))
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether nothing was written to the tensor since."""
+        now = Stamp.of(x)
+        return now.version == self.version and all(map(same_numbers, now.sums, self.sums))
+
+
+def version_of(x: Tensor) -> int:
+    """How often a tensor was written to; inference tensors do not count."""
+    return 0 if x.is_inference() else x._version
+
+
+def in_axes_of(weights: Tensor, operand: Tensor) -> Iterator[Tensor]:
+    """A product's operand (count, rows, columns) viewed with the axes of weights (…, Nq, Nk).
+
+    All but the last axis may have been put in another order before they were joined: the usual order comes first. There
+    are none where the sizes do not fit. Where axes were joined otherwise than here, only the usual order is tried.
+    """
+    if operand.numel() != weights.numel():
+        return
+    if operand.shape[0] not in accumulate(weights.shape[:-1], mul, initial=1):
+        yield operand.reshape(weights.shape)
+    for order in permutations(range(weights.ndim - 1)):
+        sizes = [weights.shape[axis] for axis in order]
+        if operand.shape[0] in accumulate(sizes, mul, initial=1):
+            back = sorted(range(len(order)), key=order.__getitem__)
+            yield operand.view(*sizes, operand.shape[-1]).permute(*back, -1)
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are the same numbers in memory."""
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.dtype == other.dtype
+        and all(a == b for size, a, b in steps if size > 1)
+    )
+
+
+def same_numbers(applied: Tensor, original: Tensor) -> bool:
+    """Whether two tensors of one shape are equal once the second is cast to the first's dtype.
+
+    NaN equals NaN, and 0: the softmax of a row that sees nothing is NaN, and set to 0 it is the same attention.
+    """
+    for a, b in _pieces(applied, original):
+        b = b.to(a.dtype)
+        if not torch.equal(a, b) and not bool(((a == b) | (b.isnan() & ((a == 0) | a.isnan()))).all()):
+            return False
+    return True
+
+
+def is_dropout(applied: Tensor, original: Tensor) -> bool:
+    """Whether each number is 0 or the original times one factor above 1, and some are 0 that were not before."""
+    info = max((torch.finfo(x.dtype) for x in (applied, original)), key=lambda info: float(info.eps))
+    tiny, rounding = float(info.smallest_normal), 8 * float(info.eps)
+    least, most, some_dropped = inf, -inf, False
+    for a, b in _pieces(applied, original):
+        a, b = a.double(), b.double()
+        counts = b >= tiny  # smaller ones have lost digits
+        kept = counts & (a != 0)
+        ratio = a / b
+        low, high = torch.where(kept, ratio, inf).amin(), torch.where(kept, ratio, -inf).amax()
+        stray = (~counts & ~(a.abs() <= 64 * tiny)).any()
+        lowest, highest, dropped, wrong = torch.stack([low, high, (counts & ~kept).any(), stray]).tolist()
+        if wrong:
+            return False
+        least, most, some_dropped = min(least, lowest), max(most, highest), some_dropped or dropped > 0
+    return some_dropped and 1 + rounding < least <= most <= least * (1 + rounding)
+
+
+def unlikeness(applied: Tensor, original: Tensor) -> float:
+    """1 − |cosine| of two tensors of one shape: 0 for a multiple of the other, 1 for no relation."""
+    sums = torch.zeros(3, dtype=torch.float64, device=applied.device)
+    for a, b in _pieces(applied, original):
+        a, b = a.double(), b.double()
+        sums += torch.stack([(a * b).sum(), (a * a).sum(), (b * b).sum()])
+    both, one, other = sums.tolist()
+    return 1 - abs(both) / (one * other) ** 0.5 if one * other > 0 else 1.0
+
+
+def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows of both at a time, so that no temporary is as large as all of them."""
+    axis = max(0, one.ndim - 2)
+    at_once = max(1, CELLS * one.shape[axis] // max(1, one.numel()))
+    return zip(torch.split(one, at_once, axis), torch.split(other, at_once, axis), strict=True)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the device's random numbers: it changes whenever some are drawn, as dropout does."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def einsum_operand(frame: FrameType, which: int) -> Tensor | None:
+    """The first or second operand as it was given to the einsum that runs in a frame, with the summed axis last.
+
+    einsum orders axes by its output before it multiplies. None where the frame is no einsum of two operands that sums
+    over one axis.
+    """
+    if frame.f_code is not EINSUM:
+        return None
+    equation, operands = str(frame.f_locals["equation"]), frame.f_locals["operands"]
+    terms, _, output = equation.replace(" ", "").partition("->")
+    parts = terms.split(",")
+    if len(operands) != 2 or len(parts) != 2:
+        return None
+    term, other = parts[which], parts[1 - which]
+    summed = [label for label in term if label.isalpha() and label in other and label not in output]
+    if len(summed) != 1:
+        return None
+    at = term.index(summed[0])
+    given: Tensor = operands[which]
+    return given.detach().movedim(at - len(term) if "." in term[:at] else at, -1)
