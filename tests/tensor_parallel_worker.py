@@ -25,10 +25,9 @@ import regard
 from regard.generation.loop import generate
 from regard.models.tensor_parallel import gather, parallelize
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.block_attention import BlockAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.performer import PerformerAttention
-from regard.nn.sliding_attention import SlidingAttention
+from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.positions import Rotary, Shaw, Swin, alibi
 
 WIDE = {"num_heads": 4, "head_dim": 5}

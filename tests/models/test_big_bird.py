@@ -20,8 +20,8 @@ from regard import masks
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.block_attention import BlockAttention, Repeated, block_counts, drawn_blocks
 from regard.nn.cache import GrowingCache
+from regard.nn.sparse_attention import BlockAttention, Repeated, block_counts, drawn_blocks
 
 SMALL = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
 SMALL |= {"max_position_embeddings": 41, "type_vocab_size": 3, "num_labels": 7, "sep_token_id": 6}
@@ -386,10 +386,12 @@ def test_a_mask_that_is_no_mask_is_refused():
         layer(x, mask=tokens)
 
 
-@pytest.mark.parametrize(("name", "wrong", "least"), [("size", 0, 1), ("size", 2.0, 1), ("random", -1, 0)])
-def test_blocks_of_nothing_are_refused(name, wrong, least):
+@pytest.mark.parametrize(
+    ("name", "wrong", "error"), [("size", 0, ValueError), ("size", 2.0, TypeError), ("random", -1, ValueError)]
+)
+def test_blocks_of_nothing_are_refused(name, wrong, error):
     values = {"size": 2, "random": 1, "seed": 0, "longest": 8} | {name: wrong}
-    with pytest.raises(ValueError, match=rf"{name}.*blocks.*{least}.*{wrong}"):
+    with pytest.raises(error, match=rf"{name}.*blocks.*{wrong}"):
         BlockAttention(6, 2, **values)
 
 

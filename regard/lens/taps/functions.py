@@ -20,8 +20,7 @@ from regard.backends.call import Call
 from regard.lens.taps.callers import active, deliver, find_callers
 from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, Source, read_call, trusted_lse
 from regard.masks import causal, window
-from regard.masks.dense import per_tile
-from regard.masks.mask import Bounds, Mask, TileGrid
+from regard.masks.mask import Bounds, Mask, TileGrid, per_tile
 from regard.masks.rules import IndexRule, cell_of, indices
 
 ASKED = 1 << 20

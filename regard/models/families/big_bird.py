@@ -19,9 +19,9 @@ from regard.models.families import bert
 from regard.models.family import Family, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.block_attention import BlockAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
+from regard.nn.sparse_attention import BlockAttention
 
 __all__ = ["FAMILY"]
 
