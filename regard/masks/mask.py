@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import and_, or_
 from typing import Any, ClassVar, Literal
@@ -212,7 +211,7 @@ class _Pair(Mask):
     left: Mask
     right: Mask
     sign: ClassVar[str]
-    combine: ClassVar[Callable[[Any, Any], Any]]
+    combine: ClassVar[Any]  # and_ or or_
 
     def varies(self) -> tuple[int, int]:
         (b1, h1), (b2, h2) = self.left.leading, self.right.leading

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypedDict, Unpack, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -203,11 +203,27 @@ class HeadProjections(nn.Module):
 class LinearAttention(HeadProjections):
     """Attention in O(N), which sums over the keys before it meets a query: base class of Linformer and Performer."""
 
-    def take_over(self, layer: MultiHeadAttention) -> None:
-        """Use the projections and norms of a layer of the same sizes: its parameters are shared, not copied."""
-        for name in ("w_qkv",) if self.fused else ("w_q", "w_k", "w_v"):
-            setattr(self, name, getattr(layer, name))
-        self.w_o, self.q_norm, self.k_norm = layer.w_o, layer.q_norm, layer.k_norm
+    @classmethod
+    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
+        """Why this kind of layer cannot take the place of a layer, or None."""
+        if layer.softcap is not None:
+            return f"its scores have a softcap ({layer.softcap}), which a {cls.__name__} does not have"
+        if layer.d_context != layer.d_model:
+            return f"it looks at a context of width {layer.d_context}, and a {cls.__name__} at one as wide as x"
+        return None
+
+    @classmethod
+    def _sharing(cls, layer: MultiHeadAttention, **own: Any) -> Self:
+        """A layer with the projections and norms of another: its parameters are shared, not copied."""
+        why = cls.unsupported_reason(layer)
+        if why is not None:
+            raise ValueError(f"no {cls.__name__} can take the place of this layer: {why}")
+        with torch.device("meta"):  # its own projections would be thrown away
+            shared = cls(layer.d_model, layer.num_heads, **own, **layer.head_options)
+        for name in ("w_qkv",) if layer.fused else ("w_q", "w_k", "w_v"):
+            setattr(shared, name, getattr(layer, name))
+        shared.w_o, shared.q_norm, shared.k_norm = layer.w_o, layer.q_norm, layer.k_norm
+        return shared.train(layer.training)
 
     def projected(self, x: Tensor, context: Tensor | ContextKeys | None) -> tuple[Tensor, ContextKeys]:
         """The queries (B, H, N, D) of x, and keys and values of x or the context: one product where maps are fused."""
@@ -266,7 +282,7 @@ class MultiHeadAttention(HeadProjections):
         ValueError: sizes that do not fit each other, dropout outside [0, 1), or an unknown backend.
     """
 
-    w_v: Linear  # type: ignore[assignment]
+    w_v: Linear
 
     def __init__(
         self,
@@ -464,7 +480,7 @@ class MultiHeadAttention(HeadProjections):
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
 
     def _check_share(self, num_heads: int, num_kv_heads: int) -> None:
-        """Raise ValueError unless so many heads are a share that one process can attend with alone."""
+        """Raise ValueError unless these heads are a share that one process can attend with alone."""
         if (
             num_heads == 0
             or self.num_heads % num_heads

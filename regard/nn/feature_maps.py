@@ -92,14 +92,7 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     >>> bool(((w @ w.T).fill_diagonal_(0).abs() < 1e-12).all())
     True
 
-    Args:
-        count: number of features.
-        width: head size.
-        seed: the same directions on every machine and device, to rounding.
-
-    Raises:
-        TypeError: a size or a seed that is not an integer.
-        ValueError: a size below 1.
+    The seed gives the same directions on every machine and device, to rounding.
     """
     check_int("features", count)
     check_int("head size", width)
@@ -195,14 +188,7 @@ def no_keys(batch: int, heads: int, features: int, width: int, like: Tensor) -> 
 
 
 def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
-    """The sums with further keys.
-
-    >>> sums = add_keys(no_keys(1, 1, 2, 1, torch.zeros(())), torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 1))
-    >>> sums.mass.tolist()
-    [[[3.0, 3.0]]]
-
-    b: (B, H, n, m), −∞ for a key that does not count.  v: (B, H, n, Dv).
-    """
+    """The sums with further keys: log-features b (B, H, n, m), −∞ for a hidden key, and values v (B, H, n, Dv)."""
     if b.shape[-2] == 0:
         return sums
     carried, features = _on_one_scale(sums, b, torch.maximum(sums.top, b.detach().amax(-2)))
@@ -210,26 +196,16 @@ def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
 
 
 def read_rows(sums: FeatureSums, a: Tensor) -> KernelOutput:
-    """The rows of queries with log-features a (B, H, R, m). A row that sees nothing is 0.
-
-    >>> sums = add_keys(no_keys(1, 1, 2, 1, torch.zeros(())), torch.zeros(1, 1, 3, 2), torch.full((1, 1, 3, 1), 7.0))
-    >>> read_rows(sums, torch.zeros(1, 1, 1, 2)).output.item()
-    7.0
-    """
+    """The rows of queries with log-features a (B, H, R, m). A row that sees nothing is 0."""
     weights, peak = _weights(a, sums.top)
     return _divided(weights @ sums.values, (weights @ sums.mass.unsqueeze(-1)).squeeze(-1), peak)
 
 
 def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[KernelOutput, FeatureSums]:
-    """Queries and keys of a few positions in order: each query sees what is before it and its own; and the sums after.
-
-    >>> zero = torch.zeros(1, 1, 2, 1)
-    >>> rows, _ = walk(no_keys(1, 1, 1, 1, zero), zero.unsqueeze(2), zero, torch.tensor([2.0, 4.0]).view(1, 1, 2, 1))
-    >>> rows.output.flatten().tolist()
-    [2.0, 3.0]
+    """A few positions in order, each query seeing what is before it and its own key; and the sums after them.
 
     a: log-features of the queries (B, H, G, n, m), G query heads for each key head.
-    b, v: of the keys, (B, H, n, m) and (B, H, n, Dv).
+    b, v: log-features and values of the keys, (B, H, n, m) and (B, H, n, Dv).
     """
     half, top = b.shape[-2] // 2, torch.maximum(sums.top, b.detach().amax(-2))
     if half and not _safe(sums, a, b, top):
@@ -326,9 +302,7 @@ class PerformerState:
         return sum(t.nbytes for t in (*(self._sums or ()), *kept))
 
     def sums(self, batch: int, heads: int, width: int, directions: Tensor, like: Tensor) -> FeatureSums:
-        """The sums so far. Raises ValueError if values of these sizes, dtype and device, or features of these
-        directions, cannot continue them.
-        """
+        """The sums so far. Raises ValueError if such values, or features of these directions, cannot continue them."""
         if self._sums is None or self._drawn is None:
             return no_keys(batch, heads, len(directions), width, like)
         kept = self._sums.values
@@ -495,7 +469,7 @@ def kernel_attention(
         if not parts:  # no queries
             output = v.new_zeros(batch, heads, 0, v.shape[-1])
             return KernelOutput(output.to(dtype), output.sum(-1))
-        output, lse = (x.unflatten(2, (groups, nq)).flatten(1, 2) for x in _joined(parts, groups))
+        output, lse = (by_group(x, groups).flatten(1, 2) for x in _joined(parts, groups))
         return KernelOutput(output.to(dtype), lse - log(len(directions)))
 
 

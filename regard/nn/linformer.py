@@ -209,27 +209,16 @@ class LinformerAttention(LinearAttention):
         Raises:
             ValueError: the attention of the layer cannot be over slots; the message gives the reason.
         """
-        why = cls.unsupported_reason(layer)
-        if why is not None:
-            raise ValueError(f"no Linformer can take the place of this layer: {why}")
-        own = {"projection": projection, "dropout": layer.dropout, "backend": layer.backend}
-        with torch.device("meta"):  # its own projections would be thrown away
-            linformer = cls(layer.d_model, layer.num_heads, **own, **layer.head_options)
-        linformer.take_over(layer)
-        return linformer.train(layer.training)
+        return cls._sharing(layer, projection=projection, dropout=layer.dropout, backend=layer.backend)
 
-    @staticmethod
-    def unsupported_reason(layer: MultiHeadAttention) -> str | None:
+    @classmethod
+    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
         """Why a Linformer cannot take the place of a layer, or None."""
         if layer.position is not None:
             return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
-        if layer.softcap is not None:
-            return f"its scores have a softcap ({layer.softcap}), which Linformer does not offer"
         if not isfinite(layer.scale):
             return f"its scale is {layer.scale}, which is no finite number"
-        if layer.d_context != layer.d_model:
-            return f"it looks at a context of width {layer.d_context}, and a Linformer at one as wide as x"
-        return None
+        return super().unsupported_reason(layer)
 
     @classmethod
     def from_package(cls, module: Any, *, projection: SlotProjection | None = None) -> LinformerAttention:

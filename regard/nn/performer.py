@@ -17,7 +17,6 @@ from torch import Tensor
 from regard.checks import check_int
 from regard.nn.attention import ContextKeys, HeadOptions, LinearAttention, MultiHeadAttention
 from regard.nn.feature_maps import (
-    KernelOutput,
     PerformerState,
     check_numbers,
     kernel_attention,
@@ -161,28 +160,11 @@ class PerformerAttention(LinearAttention):
         if x.ndim == 2:
             context = context[None] if isinstance(context, Tensor) else context
             return self.forward(x[None], context, mask=mask, cache=cache, positions=positions)[0]
-        return self.joined(self.rows(x, context, mask=mask, cache=cache, positions=positions).output)
-
-    def rows(
-        self,
-        x: Tensor,
-        context: Tensor | ContextKeys | None = None,
-        *,
-        mask: object = None,
-        cache: PerformerState | None = None,
-        positions: Tensor | Angles | None = None,
-    ) -> KernelOutput:
-        """Each head's outputs (B, H, N, D) before W_O, with the estimate of its lse (B, H, N).
-
-        >>> PerformerAttention(6, 2).rows(torch.zeros(1, 5, 6)).lse.shape
-        torch.Size([1, 2, 5])
-
-        Arguments and exceptions are those of `forward`.
-        """
         q, k, v = self.heads_of(x, context, positions=positions, cache=cache)
-        return kernel_attention(
+        rows = kernel_attention(
             q, k, v, self.directions, mask=mask, scale=self.scale, epsilon=self.epsilon, state=cache
         )
+        return self.joined(rows.output)
 
     def heads_of(
         self,
@@ -230,29 +212,19 @@ class PerformerAttention(LinearAttention):
         Raises:
             ValueError: features cannot estimate the attention of the layer; the message gives the reason.
         """
-        why = cls.unsupported_reason(layer)
-        if why is not None:
-            raise ValueError(f"no Performer can take the place of this layer: {why}")
         position = layer.position if isinstance(layer.position, Rotary) else None
-        own = {"features": features, "seed": seed, "position": position, "epsilon": epsilon}
-        with torch.device("meta"):  # its own projections would be thrown away
-            performer = cls(layer.d_model, layer.num_heads, **own, **layer.head_options)
-        performer.take_over(layer)
-        performer.redraw(seed)
-        return performer.train(layer.training)
+        performer = cls._sharing(layer, features=features, seed=seed, position=position, epsilon=epsilon)
+        performer.redraw(seed)  # on the device of the layer
+        return performer
 
-    @staticmethod
-    def unsupported_reason(layer: MultiHeadAttention) -> str | None:
+    @classmethod
+    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
         """Why a Performer cannot take the place of a layer, or None."""
         if not (layer.position is None or isinstance(layer.position, Rotary)):
             return f"its positions ({type(layer.position).__name__}) are added to scores, and features make none"
-        if layer.softcap is not None:
-            return f"its scores have a softcap ({layer.softcap}), and features make no scores"
         if not 0 < layer.scale < inf:
             return f"its scale is {layer.scale}, and features estimate e^(scale·q·k) for a finite scale above 0"
-        if layer.d_context != layer.d_model:
-            return f"it looks at a context of width {layer.d_context}, and a Performer at one as wide as x"
-        return None
+        return super().unsupported_reason(layer)
 
     @classmethod
     def from_package(cls, module: Any) -> PerformerAttention:

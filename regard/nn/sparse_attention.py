@@ -368,25 +368,27 @@ class Repeated(Bias):
         return f"Repeated(<{shape} counts, {int(self.counts.max())} at most>, size={self.size})"
 
 
-class BlockDraw(NamedTuple):
-    """What drawing depends on, besides the blocks."""
+class BlockPattern(NamedTuple):
+    """The blocks of BigBird."""
 
-    num_heads: int
-    seed: int
-    longest: int
+    size: int  # tokens of a block
+    random: int  # blocks drawn for each block
+    seed: int  # of drawing: the layer's number
+    longest: int  # the most positions of the model, on which drawing depends
 
 
 @lru_cache(maxsize=64)
 def _rules(
-    plan: BlockDraw | None, across: int, size: int, random: int, device: torch.device
+    across: int, size: int, random: int, draw: tuple[int, BlockPattern] | None, device: torch.device
 ) -> tuple[Mask, Bias | None]:
-    """The mask and the bias of a text of `across` blocks; without a plan, the first block counts as drawn.
+    """The mask and the bias of a text of `across` blocks. draw: number of heads and pattern, or None: the first block
+    counts as drawn.
 
-    They are kept, and so is what backends keep with a mask: without a plan all layers share one.
+    They are kept, and so is what backends keep with a mask: without drawing all layers share one.
     """
     drawn = np.zeros((1, across - 2, random), dtype=np.int64)
-    if plan is not None:
-        drawn = drawn_blocks(across * size, size, random=random, **plan._asdict())
+    if draw is not None:
+        drawn = drawn_blocks(across * size, num_heads=draw[0], **draw[1]._asdict())
     counts = block_counts(across, torch.from_numpy(drawn))[None]  # (1, H or 1, R, R)
     repeated = Repeated(counts.to(device, torch.int16), size) if bool((counts > 1).any()) else None
     return masks.blocks((counts > 0).to(device), size), repeated
@@ -395,7 +397,7 @@ def _rules(
 class BlockAttention(SparseAttention):
     """Self-attention among blocks: neighbours, first and last, and some that are drawn; full for short texts (BigBird).
 
-    >>> layer = BlockAttention(6, 2, size=2, random=1, seed=0, longest=64).eval()
+    >>> layer = BlockAttention(6, 2, BlockPattern(size=2, random=1, seed=0, longest=64)).eval()
     >>> layer.sparse(14), layer.sparse(15), layer(torch.zeros(1, 15, 6)).shape
     (False, True, torch.Size([1, 15, 6]))
 
@@ -403,8 +405,6 @@ class BlockAttention(SparseAttention):
     block of a text may be short. Blocks are drawn in training mode, always the same for one layer and length. The mask
     of a call is a regard mask of padding, or None.
 
-    size: tokens of a block.  random: blocks drawn for each block.  seed: the layer's number.
-    longest: the most positions of the model, on which drawing depends.
     dropout: on the weights of full attention; among blocks there is none, as in transformers.
     """
 
@@ -412,21 +412,16 @@ class BlockAttention(SparseAttention):
         self,
         d_model: int,
         num_heads: int,
+        pattern: BlockPattern,
         *,
-        size: int,
-        random: int,
-        seed: int,
-        longest: int,
         bias: bool = True,
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, num_heads, bias=bias, out_bias=True, fused=True, dropout=dropout, backend=backend)
-        self.size, self.random = (
-            check_int("size of blocks", size),
-            check_int("number of random blocks", random, least=0),
-        )
-        self.seed, self.longest = seed, longest
+        self.size = check_int("size of blocks", pattern.size)
+        self.random = check_int("number of random blocks", pattern.random, least=0)
+        self.pattern = pattern
 
     def sparse(self, n: int) -> bool:
         """Whether a text of n tokens gets attention by blocks."""
@@ -434,8 +429,8 @@ class BlockAttention(SparseAttention):
 
     def rules(self, n: int, device: torch.device) -> tuple[Mask, Bias | None]:
         """The mask of a text of n tokens, and the bias for keys that count more than once, or None."""
-        plan = BlockDraw(self.num_heads, self.seed, self.longest) if self.training and self.random else None
-        return _rules(plan, -(-n // self.size), self.size, self.random, device)
+        draw = (self.num_heads, self.pattern) if self.training and self.random else None
+        return _rules(-(-n // self.size), self.size, self.random, draw, device)
 
     def _attend_within(self, x: Tensor, mask: object) -> Tensor:
         if not (mask is None or isinstance(mask, Mask)):
@@ -451,4 +446,4 @@ class BlockAttention(SparseAttention):
 
     def extra_repr(self) -> str:
         """The arguments shown by `print(layer)`."""
-        return f"{super().extra_repr()}, size={self.size}, random={self.random}, seed={self.seed}"
+        return f"{super().extra_repr()}, size={self.size}, random={self.random}, seed={self.pattern.seed}"

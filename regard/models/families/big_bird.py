@@ -21,7 +21,7 @@ from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
-from regard.nn.sparse_attention import BlockAttention
+from regard.nn.sparse_attention import BlockAttention, BlockPattern
 
 __all__ = ["FAMILY"]
 
@@ -63,7 +63,7 @@ def attention(config: Config, layer: int) -> MultiHeadAttention:
     if config.get("attention_type") == "original_full":
         return MultiHeadAttention(d, heads, bias=bias, out_bias=True, fused=True, dropout=dropout)
     longest = config.int("max_position_embeddings", 4096)
-    return BlockAttention(d, heads, size=size, random=random, seed=layer, longest=longest, bias=bias, dropout=dropout)
+    return BlockAttention(d, heads, BlockPattern(size, random, layer, longest), bias=bias, dropout=dropout)
 
 
 def tower(config: Config) -> Tower:
