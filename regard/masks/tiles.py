@@ -429,14 +429,6 @@ class Added(NamedTuple):
     which: Tensor  # (U,) which of them each stretch has
     blank: Tensor  # (P,) has it a row that sees nothing?
 
-    def of(self, run: TileRun) -> tuple[Tensor, bool]:
-        """(U, 1, R, n) for a run, a view where its stretches are alike, and whether a row sees nothing."""
-        chosen = self.which[run.units]
-        blank = bool(self.blank[chosen].any())
-        if bool((chosen == chosen[0]).all()):
-            return self.cells[chosen[:1], None, : run.rows].expand(run.count, -1, -1, -1), blank
-        return self.cells[chosen, None, : run.rows], blank
-
 
 @dataclass(frozen=True)
 class Terms:
@@ -457,7 +449,11 @@ class Terms:
             return None, False
         added = self._added(run.group)
         if added is not None:
-            return added.of(run)
+            chosen = added.which[run.units]
+            blank = bool(added.blank[chosen].any())
+            if bool((chosen == chosen[0]).all()):  # a view
+                return added.cells[chosen[:1], None, : run.rows].expand(run.count, -1, -1, -1), blank
+            return added.cells[chosen, None, : run.rows], blank
         i = run.tokens.view(run.count, 1, -1, 1)
         cells = self._cells(run.group, run.units, torch.tensor(b), heads.view(1, -1, 1, 1), i)
         return cells.expand(run.count, -1, run.rows, run.group.width), run.group.masked

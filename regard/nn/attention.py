@@ -445,12 +445,7 @@ class MultiHeadAttention(HeadProjections):
     @property
     def head_options(self) -> HeadOptions:
         """The options with which another kind of layer gets projections of the same sizes."""
-        return {
-            "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "fused": self.fused,
-            "scale": self.scale,
-        }
+        return {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "fused": self.fused, "scale": self.scale}
 
     def _check(
         self,

@@ -292,8 +292,8 @@ class TowerOutput(NamedTuple):
 class Tower(nn.Module):
     """An embedding and blocks: an encoder, or with `causal` a decoder.
 
-    order: index of the block at each depth, if blocks are used more than once (ALBERT).  norm, dropout: after the last
-    block.  rotary: that of the attentions, so that its angles are computed once.
+    order: index of the block at each depth, if blocks are used more than once (ALBERT).
+    norm, dropout: after the last block.
     last_is_normed: whether the last of `hidden_states` is normed, as in most text models, unlike in CLIP.
     """
 
@@ -305,7 +305,6 @@ class Tower(nn.Module):
         causal: bool,
         order: Sequence[int] | None = None,
         norm: nn.Module | None = None,
-        rotary: Rotary | None = None,
         dropout: float = 0.0,
         last_is_normed: bool = True,
     ) -> None:
@@ -313,7 +312,11 @@ class Tower(nn.Module):
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
         self.last_is_normed = last_is_normed
         self.order = tuple(range(len(blocks))) if order is None else tuple(order)
-        self.causal, self.rotary, self.dropout = causal, rotary, nn.Dropout(dropout)
+        self.causal, self.dropout = causal, nn.Dropout(dropout)
+        positions = (getattr(block.attention, "position", None) for block in blocks)
+        rotaries = [position for position in positions if isinstance(position, Rotary)]
+        assert all(rotary == rotaries[0] for rotary in rotaries)
+        self.rotary = rotaries[0] if rotaries else None  # its angles are computed once for all blocks
 
     @property
     def depth(self) -> list[Block]:

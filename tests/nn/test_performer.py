@@ -779,7 +779,7 @@ def decoder(*, cross=False):
         attention = PerformerAttention(6, 3, features=19, position=Rotary(2))
         feed_forward = FeedForward(6, 11, "gelu")
         blocks.append(Block(attention, feed_forward, norms, norm_first=True, cross=other))
-    return Tower(Embedding(13, 6), blocks, causal=True, norm=nn.LayerNorm(6), rotary=Rotary(2)).double().eval()
+    return Tower(Embedding(13, 6), blocks, causal=True, norm=nn.LayerNorm(6)).double().eval()
 
 
 def test_tower_of_performer_blocks_decodes_padded_texts_step_by_step():
