@@ -54,13 +54,16 @@ class Rule(ABC):
     def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The bound function at every (b, h, i, j), as (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) where both matter."""
         i, j = (torch.arange(n, device=device) for n in (nq, nk))
-        cells = torch.as_tensor(self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device)), device=device)
+        cells: Tensor = self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device))
         return cells[(None,) * (4 - cells.ndim)]
 
     def _matrix(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """(Nq, Nk), or (B or 1, H or 1, Nq, Nk) where the rule differs by batch row or head."""
-        cells = self.everywhere(nq, nk, device, dtype).expand(*self.leading, nq, nk)
-        return cells if prod(self.leading) > 1 else cells[0, 0]
+        batch, heads = self.leading
+        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        cells = self.bind(nq, nk, device, dtype)(*indices(batch, heads, i, j, device))
+        cells = torch.as_tensor(cells, device=device).expand(batch, heads, nq, nk)
+        return cells if batch * heads > 1 else cells[0, 0]
 
     @cached_property
     def form(self) -> str:

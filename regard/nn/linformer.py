@@ -83,9 +83,10 @@ class SlotProjection(nn.Module):
         if real is not None:
             hidden = ~real[:, None, :, None]  # (B or 1, 1, M, 1)
             k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-        matrices = (self.keys, self.keys if self.values is None else self.values)
-        used = (matrix[..., :length, :].to(k.dtype) for matrix in matrices)  # (M, slots) or (Hkv, M, slots)
-        return ContextKeys(*(matrix.transpose(-1, -2) @ x for matrix, x in zip(used, (k, v), strict=True)))
+        e, f = self.keys, self.keys if self.values is None else self.values  # (positions, slots) or one for each head
+        k = e[..., :length, :].to(k.dtype).transpose(-1, -2) @ k
+        v = f[..., :length, :].to(v.dtype).transpose(-1, -2) @ v
+        return ContextKeys(k, v)
 
     def extra_repr(self) -> str:
         """The arguments shown by `print(module)`."""

@@ -62,14 +62,14 @@ FAULTS = [
     ),
     Fault(
         "window off by one",
-        "masks/positional.py",
+        "masks/patterns.py",
         "return (distance >= -before(b, h)) & (distance <= after(b, h))",
         "return (distance > -before(b, h)) & (distance <= after(b, h))",
         "tests/masks",
     ),
     Fault(
         "prefix off by one",
-        "masks/positional.py",
+        "masks/patterns.py",
         "(j < length(b, h)) | (j <= i + offset(b, h))",
         "(j <= length(b, h)) | (j <= i + offset(b, h))",
         "tests/masks",

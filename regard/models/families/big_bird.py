@@ -4,7 +4,7 @@ Peculiar: a block of `block_size` tokens sees its two neighbours, the first and 
 drawn ones; the first and the last see all (`attention_type` "block_sparse"). A text of up to
 (5 + 2·num_random_blocks)·block_size tokens is looked at as a whole, as always with "original_full". transformers then
 stays with it for all later texts; regard decides for each text anew. transformers draws blocks in training only: see
-block_attention.py, which counts as it does. In training, embeddings are dropped before they are normed, and weights
+sparse_attention.py, which counts as it does. In training, embeddings are dropped before they are normed, and weights
 among blocks not at all. The head for answers has a feed-forward of its own, and looks behind the question only.
 """
 
