@@ -166,7 +166,7 @@ REFUSED = {
     "alibi, plain plan": ("4 heads", "the call has 2"),
     "head norms, plain plan": ("2 of 4 heads", "norms"),
     "performer, plain plan": ("PerformerAttention", "4 query and 4 key/value heads", "gave 2 and 2"),
-    "big bird, plain plan": ("BlockAttention", "4 heads", "gave 2"),
+    "big bird, plain plan": ("BlockAttention", "4 query and 4 key/value heads", "gave 2 and 2"),
     "mask by head": ("(1, 4, 6, 6)", "(3, 2, 6, 6)"),
     "save": ("tower.blocks.0.attention.w_q.weight", "gather(model)"),
 }

@@ -91,8 +91,8 @@ FAULTS = [
     Fault(
         "cache appends in front",
         "nn/cache.py",
-        "torch.cat([self._k, k], -2)",
-        "torch.cat([k, self._k], -2)",
+        "torch.cat([self._kv[0], k], -2)",
+        "torch.cat([k, self._kv[0]], -2)",
         "tests/nn/test_cache.py",
     ),
     Fault(
