@@ -25,10 +25,9 @@ import regard
 from regard.generation.loop import generate
 from regard.models.tensor_parallel import gather, parallelize
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.block_attention import BlockAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.performer import PerformerAttention
-from regard.nn.sliding_attention import SlidingAttention
+from regard.nn.sparse_attention import BlockAttention, BlockPattern, SlidingAttention
 from regard.positions import Rotary, Shaw, Swin, alibi
 
 WIDE = {"num_heads": 4, "head_dim": 5}
@@ -188,7 +187,7 @@ def refusals(folder: Path, mesh: DeviceMesh) -> dict[str, tuple[str, str]]:
         refused(name, lambda split=split, width=width: split(torch.zeros(2, 6, width)))
     cross = planned(MultiHeadAttention(20, 4, fused=True), fused)
     refused("fused, plain plan, context", lambda: cross(torch.zeros(2, 6, 20), torch.zeros(2, 7, 20)))
-    blocks = BlockAttention(20, 4, size=2, random=1, seed=0, longest=64)
+    blocks = BlockAttention(20, 4, BlockPattern(2, 1, 0, 64))
     blocks.separate()
     planned(blocks, PLAN)
     refused("big bird, plain plan", lambda: blocks(torch.zeros(1, 20, 20)))

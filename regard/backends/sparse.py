@@ -17,8 +17,7 @@ from regard.backends.call import Call, TileDropout, as_given, custom_kernel_unsu
 from regard.checks import untraced
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule
-from regard.masks.strips import Terms, pieces
-from regard.masks.tiles import Group, QueryPanel, VisibleTiles, visible_tiles
+from regard.masks.tiles import Group, QueryPanel, Terms, VisibleTiles, pieces, visible_tiles
 
 CPU_KERNELS = (  # private to torch; where a release lacks one, the same is done in plain operations
     "_scaled_dot_product_flash_attention_for_cpu",

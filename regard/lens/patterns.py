@@ -27,8 +27,8 @@ from torch import Tensor
 from regard.lens.measures.weights import Weights
 from regard.locale import translate
 from regard.masks.mask import TileGrid
+from regard.masks.patterns import at_positions
 from regard.masks.rules import read_offset
-from regard.masks.token_masks import at_positions
 from regard.stages import Lang
 
 __all__ = ["CALLED", "KEYS", "MEANING", "NAMES", "THRESHOLDS", "Patterns", "label", "label_rest", "measure"]

@@ -20,7 +20,7 @@ from regard.lens.patterns import Patterns
 from regard.lens.placement import UNPLACED, Token, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import TileGrid
-from regard.masks.token_masks import at_positions
+from regard.masks.patterns import at_positions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

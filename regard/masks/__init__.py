@@ -1,4 +1,4 @@
-"""Masks as values: who may look at whom.  True = may look.
+"""Masks as values: which query may look at which key. True = may look.
 
     >>> print(causal().draw(3, 5))          # 3 queries are the last 3 of 5 positions
     ■ ■ ■ · ·
@@ -22,14 +22,24 @@ queries are the last Nq positions (lower-right). Masks combine with `&`, `|` and
 (B,) or per row and head (B or 1, H or 1). A mask never builds N×N unless `.dense()` is asked for: `tiles` classifies
 tiles from bounds, in O(N + number of tiles).
 
-Read `mask.py` for the base class, then `positional.py` (causal, window, dilated, prefix), `token_masks.py` (padding,
-documents, globals, queries) and `dense.py` (blocks, random_blocks, dense).
+A mask is a function of (b, h, i, j), evaluated on tiles: `rules.py` has the base of masks and biases, `mask.py` the
+class `Mask`, its combinations and the dense mask, `patterns.py` the masks by name, `tiles.py` lists of visible tiles.
 """
 
-from regard.masks.dense import DenseMask, as_mask, blocks, dense, random_blocks
-from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask
-from regard.masks.positional import Causal, causal, dilated, prefix, window
-from regard.masks.token_masks import documents, globals, padding, queries
+from regard.masks.mask import EMPTY, FULL, PARTIAL, DenseMask, Mask, as_mask, dense
+from regard.masks.patterns import (
+    Causal,
+    blocks,
+    causal,
+    dilated,
+    documents,
+    globals,
+    padding,
+    prefix,
+    queries,
+    random_blocks,
+    window,
+)
 
 __all__ = [
     "EMPTY",

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks.rules import IndexRule, Number, Rule, cell_of, fit_cells, indices, leading_of, numbers, size_or_one
-
-__all__ = ["Bias", "DenseBias", "OffsetBias", "as_bias", "dense"]
+from regard.masks.rules import IndexRule, Number, Rule, cell_of, fit_cells, leading_of, numbers, size_or_one
 
 CPU = torch.device("cpu")
 
@@ -33,15 +31,15 @@ class Bias(Rule):
 
     @property
     def by_distance(self) -> bool:
-        """Does the term depend on j − i alone, so that one number per distance says it all?"""
+        """Whether the term depends on j − i alone."""
         return False
 
     def one_per_tile(self, size: tuple[int, int]) -> bool:
-        """Is the term one number for each tile of so many queries and keys, wherever the mask shows any of it?"""
+        """Whether the term is one number for each tile of this size, wherever the mask shows any of it."""
         return False
 
     def bias(self, q: Tensor, scale: float) -> Bias:
-        """Itself: so that a layer can hold a bias where it could hold T5, Shaw or Swin. Only Shaw reads q and scale."""
+        """Itself, so that a layer may hold a bias in place of T5, Shaw or Swin. Only Shaw reads q and scale."""
         return self
 
     def dense(
@@ -63,12 +61,8 @@ class Bias(Rule):
             ValueError: the bias does not fit these lengths.
         """
         nk = nq if nk is None else nk
-        batch, heads = self.leading
-        self.fit(batch, heads, nq, nk)
-        term = self.bind(nq, nk, device, dtype)
-        cells = term(*indices(batch, heads, torch.arange(nq, device=device), torch.arange(nk, device=device), device))
-        full = torch.as_tensor(cells).expand(batch, heads, nq, nk)
-        return full if batch * heads > 1 else full[0, 0]
+        self.fit(*self.leading, nq, nk)
+        return self._matrix(nq, nk, device, dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,16 +77,16 @@ class OffsetBias(Bias):
         return size_or_one("batch", [batch, b]), size_or_one("heads", [heads, h])
 
     def offset_text(self) -> str:
-        """The offset as the end of a repr: nothing where it was not given."""
+        """The offset as the end of a repr; empty for the default."""
         offset = self.offset.tolist() if isinstance(self.offset, Tensor) else self.offset
         return "" if offset is None else f", offset={offset}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseBias(Bias):
-    """A bias that the user brought as a tensor: (B or 1, H or 1, Nq or 1, Nk or 1)."""
+    """The bias of `dense()`; public, because backends take its cells as they are."""
 
-    cells: Tensor
+    cells: Tensor  # (B or 1, H or 1, Nq or 1, Nk or 1)
 
     @property
     def leading(self) -> tuple[int, int]:
@@ -115,7 +109,7 @@ class DenseBias(Bias):
 
 
 def dense(cells: object) -> Bias:
-    """A bias you bring as numbers: (Nq, Nk), (H, Nq, Nk) or (B or 1, H or 1, Nq, Nk). Indices, not positions.
+    """A bias from numbers: (Nq, Nk), (H, Nq, Nk) or (B or 1, H or 1, Nq, Nk). Indices, not positions.
 
     >>> dense(torch.zeros(3, 5))
     dense(<3×5 torch.float32>)

@@ -1,8 +1,8 @@
-"""Rules over (batch row, head, query index, key index), the common base of masks and biases.
+"""Rules: functions of (batch row, head, query index, key index), the common base of masks and biases.
 
-A rule is a value: frozen, comparable, printable, independent of any sequence length until it is bound.
-`rule.bind(nq, nk, device, dtype)` gives a function `f(b, h, i, j)` of integer index tensors that broadcast against each
-other. That one function serves a dense matrix, a single tile and FlexAttention's `mask_mod`.
+A rule is a frozen value that does not depend on any length until it is bound. `rule.bind(nq, nk, device, dtype)` is
+a function `f(b, h, i, j)` of integer index tensors that broadcast against each other. That one function serves a dense
+matrix, a single tile and FlexAttention's `mask_mod`.
 
 Axis letters here and everywhere: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
 """
@@ -22,33 +22,15 @@ from torch import Tensor
 
 from regard.checks import followed
 
-__all__ = [
-    "IndexRule",
-    "Number",
-    "Rule",
-    "at",
-    "cell_of",
-    "fit_cells",
-    "four_axes",
-    "indices",
-    "keep",
-    "leading_of",
-    "leaves",
-    "number",
-    "numbers",
-    "part_of",
-    "place",
-    "read_offset",
-    "row_of",
-    "size_or_one",
-]
-
 IndexRule = Callable[[Any, Any, Any, Any], Any]
 """A bound rule: f(b, h, i, j) on broadcasting integer index tensors."""
 
-Kept = TypeVar("Kept")
 Number = int | Tensor
-"""One integer for everybody, or a (B or 1, H or 1) tensor of them."""
+"""One integer for all, or a (B or 1, H or 1) tensor of them."""
+
+Kept = TypeVar("Kept")
+MOST_KEPT = 64  # results that `keep` holds for rules without tensors
+_KEPT: dict[object, Any] = {}
 
 
 class Rule(ABC):
@@ -58,12 +40,6 @@ class Rule(ABC):
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) for Nq queries and Nk keys; `dtype` is that of the scores."""
 
-    def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """What `bind` gives at every (b, h, i, j), as (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) where both matter."""
-        i, j = (torch.arange(n, device=device) for n in (nq, nk))
-        cells: Tensor = self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device))
-        return cells[(None,) * (4 - cells.ndim)]
-
     @property
     @abstractmethod
     def leading(self) -> tuple[int, int]:
@@ -71,11 +47,23 @@ class Rule(ABC):
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         """Raise ValueError if the rule cannot apply to a call of these sizes."""
-        b, h = self.leading
-        if b not in (1, batch):
-            raise ValueError(f"{self!r} is given for {b} batch rows, but the call has {batch}")
-        if h not in (1, heads):
-            raise ValueError(f"{self!r} is given for {h} heads, but the call has {heads}")
+        for name, own, there in zip(("batch rows", "heads"), self.leading, (batch, heads), strict=True):
+            if own not in (1, there):
+                raise ValueError(f"{self!r} is for {own} {name}, but the call has {there}")
+
+    def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The bound function at every (b, h, i, j), as (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) where both matter."""
+        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        cells: Tensor = self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device))
+        return cells[(None,) * (4 - cells.ndim)]
+
+    def _matrix(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """(Nq, Nk), or (B or 1, H or 1, Nq, Nk) where the rule differs by batch row or head."""
+        batch, heads = self.leading
+        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        cells = self.bind(nq, nk, device, dtype)(*indices(batch, heads, i, j, device))
+        cells = torch.as_tensor(cells, device=device).expand(batch, heads, nq, nk)
+        return cells if batch * heads > 1 else cells[0, 0]
 
     @cached_property
     def form(self) -> str:
@@ -113,7 +101,7 @@ class Rule(ABC):
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is cached stays behind: a hash holds in one process only.
+        # Cached values stay behind: a hash holds in one process only.
         cached = ("_hash", "form", "constants", "holds_tensors", "kept")
         return {name: value for name, value in vars(self).items() if name not in cached}
 
@@ -124,30 +112,26 @@ class Rule(ABC):
 
 
 def keep(rule: Rule, key: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
-    """What `make()` gives, made once for a rule and a key.
+    """The result of `make()`, computed once for a rule and a key.
 
     >>> from regard.masks import causal
     >>> keep(causal(), ("rows", 3), lambda: [1, 2, 3]) is keep(causal(), ("rows", 3), lambda: [1, 2, 3])
     True
 
-    It is kept with the rule where that holds tensors, and dies with it; else with its equals, the oldest going first.
-    key: of hashable values; whose it is, then what it depends on.  make: gives anything but None.
+    Kept with the rule if that holds tensors, and freed with it; else in a table for equal rules, oldest removed first.
+    key: hashable values: the owner's name, then what the result depends on.  make: returns anything but None.
     """
     if followed():
         return make()
     kept, place = (rule.kept, key) if rule.holds_tensors else (_KEPT, (rule, *key))
-    found = kept.get(place)  # looked up once: another thread may throw it out at any time
-    if found is None:
+    result = kept.get(place)  # one lookup: another thread may remove it at any time
+    if result is None:
         with torch.inference_mode(False):  # a later call may differentiate with what is kept here
-            found = make()
+            result = make()
         while len(kept) >= MOST_KEPT:
             kept.pop(next(iter(kept)), None)
-        kept[place] = found
-    return cast(Kept, found)
-
-
-MOST_KEPT = 64
-_KEPT: dict[object, Any] = {}
+        kept[place] = result
+    return cast(Kept, result)
 
 
 def _values(rule: object) -> list[Any]:
@@ -176,8 +160,11 @@ def _form(value: object) -> str:
     return type(value).__name__ if known else f"?{type(value).__name__}"
 
 
+# ------------------------------------------------------------------------------------------------------------ arguments
+
+
 def numbers(name: str, value: object) -> Tensor:
-    """Read numbers or booleans from a list, a NumPy array or a tensor: a tensor of our own, which nobody else changes.
+    """Copy numbers or booleans from a list, a NumPy array or a tensor into a tensor of our own.
 
     >>> numbers("lengths", np.array([3, 2, 1])[::-1]).tolist()
     [1, 2, 3]
@@ -189,8 +176,13 @@ def numbers(name: str, value: object) -> Tensor:
     try:
         array = np.array(value)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except (TypeError, ValueError) as problem:  # ragged lists, lists of tensors or of words
+    except (TypeError, ValueError) as problem:  # ragged lists, lists of tensors or of strings
         raise TypeError(f"{name} must hold numbers or booleans in a regular shape: {problem}") from None
+
+
+def are_integers(values: Tensor) -> bool:
+    """Whether the dtype is an integer one."""
+    return not (values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool)
 
 
 def number(name: str, value: object, least: int | None = None) -> Number:
@@ -210,7 +202,7 @@ def number(name: str, value: object, least: int | None = None) -> Number:
                 f"{name} must be one integer, one per batch row (B,), or one per row and head (B or 1, H or 1); "
                 f"got shape {tuple(result.shape)}"
             )
-        if result.dtype.is_floating_point or result.dtype.is_complex or result.dtype == torch.bool:
+        if not are_integers(result):
             raise TypeError(f"{name} must hold integers, got {result.dtype}")
         result = result.long().reshape(result.shape[0], -1)  # (B, 1) or (B, H)
     else:
@@ -219,6 +211,48 @@ def number(name: str, value: object, least: int | None = None) -> Number:
         shown = result if isinstance(result, int) else result.tolist()
         raise ValueError(f"{name} must be at least {least}, got {shown}")
     return result
+
+
+def read_offset(value: object) -> Number | None:
+    """Read an `offset=` argument, the position of query 0; None means Nk − Nq, so that the queries are the last."""
+    return None if value is None else number("offset", value)
+
+
+def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Check that (…, Nq, Nk) cells broadcast to the weights' shape; return them with 4 axes (B, H, Nq, Nk)."""
+    padded = (1,) * (len(shape) - cells.ndim) + tuple(cells.shape)
+    if len(padded) != len(shape) or any(n not in (1, m) for n, m in zip(padded, shape, strict=True)):
+        hint = ""
+        if name == "mask" and cells.ndim == 2 and len(shape) > 2 and tuple(cells.shape) == (shape[0], shape[-1]):
+            hint = ". It looks like one row of keys per batch row: use regard.masks.padding(mask)"
+        raise ValueError(f"{name} of shape {tuple(cells.shape)} does not broadcast to the weights' shape {shape}{hint}")
+    cells = cells.reshape(padded)
+    if len(shape) < 4:
+        return cast(Tensor, four_axes(cells))
+    lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
+    return cells.expand(*lead, *cells.shape[-3:]).reshape(prod(lead), *cells.shape[-3:])
+
+
+def size_or_one(name: str, sizes: Sequence[int]) -> int:
+    """The common size of axes that broadcast.
+
+    >>> size_or_one("batch", [1, 3, 1])
+    3
+    """
+    size = 1
+    for n in sizes:  # compared, not put into a set: a size that torch.compile leaves open would be fixed by its hash
+        if n != 1 and size not in (1, n):
+            raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted((size, n))}")
+        size = size if n == 1 else n
+    return size
+
+
+def leading_of(offset: Number | None) -> tuple[int, int]:
+    """(B, H) over which an offset varies."""
+    return (offset.shape[0], offset.shape[1]) if isinstance(offset, Tensor) else (1, 1)
+
+
+# ------------------------------------------------------------------------------------------------- tables as functions
 
 
 def at(value: Number, device: torch.device) -> Callable[[Any, Any], Any]:
@@ -235,19 +269,9 @@ def at(value: Number, device: torch.device) -> Callable[[Any, Any], Any]:
     }[(table.shape[0] == 1, table.shape[1] == 1)]
 
 
-def read_offset(value: object) -> Number | None:
-    """Read an `offset=` argument: where query 0 stands; None means at Nk − Nq, so that the queries are the last."""
-    return None if value is None else number("offset", value)
-
-
 def place(offset: Number | None, nq: int, nk: int, device: torch.device) -> Callable[[Any, Any], Any]:
     """The position of query 0 as a function of (b, h)."""
     return at(nk - nq if offset is None else offset, device)
-
-
-def leading_of(offset: Number | None) -> tuple[int, int]:
-    """(B, H) over which an offset varies."""
-    return (offset.shape[0], offset.shape[1]) if isinstance(offset, Tensor) else (1, 1)
 
 
 def row_of(table: Tensor) -> Callable[[Any, Any], Any]:
@@ -267,40 +291,9 @@ def cell_of(table: Tensor) -> IndexRule:
 
 
 def part_of(table: Tensor, rows: slice, cols: slice) -> Tensor:
-    """A tile of (B or 1, H or 1, R or 1, C or 1), as a view; an axis of 1 is there for all."""
+    """A tile of (B or 1, H or 1, R or 1, C or 1), as a view; an axis of 1 stays."""
     every = slice(None)
     return table[:, :, every if table.shape[2] == 1 else rows, every if table.shape[3] == 1 else cols]
-
-
-def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Check that (…, Nq, Nk) cells broadcast to the weights' shape; return them with 4 axes (B, H, Nq, Nk)."""
-    padded = (1,) * (len(shape) - cells.ndim) + tuple(cells.shape)
-    if len(padded) != len(shape) or any(n not in (1, m) for n, m in zip(padded, shape, strict=True)):
-        hint = ""
-        if name == "mask" and cells.ndim == 2 and len(shape) > 2 and tuple(cells.shape) == (shape[0], shape[-1]):
-            hint = ". It looks like one row of keys per batch row: use regard.masks.padding(mask)"
-        raise ValueError(f"{name} of shape {tuple(cells.shape)} does not broadcast to the weights' shape {shape}{hint}")
-    cells = cells.reshape(padded)
-    if len(shape) == 2:
-        return cells[None, None]
-    if len(shape) == 3:
-        return cells[:, None]
-    lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
-    return cells.expand(*lead, *cells.shape[-3:]).reshape(prod(lead), *cells.shape[-3:])
-
-
-def size_or_one(name: str, sizes: Sequence[int]) -> int:
-    """The common size of axes that broadcast.
-
-    >>> size_or_one("batch", [1, 3, 1])
-    3
-    """
-    found = 1
-    for n in sizes:  # compared, not put into a set: a size that torch.compile leaves open would be fixed by its hash
-        if n != 1 and found not in (1, n):
-            raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted((found, n))}")
-        found = found if n == 1 else n
-    return found
 
 
 def four_axes(x: Any) -> Any:

@@ -36,9 +36,8 @@ from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
 from regard.nn.blocks import Tower, TowerOutput, count, visible
 from regard.nn.cache import Cache
-from regard.nn.flamingo import GatedLook, ImageMask, Resampler
 from regard.nn.heads import HeadInput, LanguageHead
-from regard.nn.vision import VisionTower
+from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
 
 __all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
 

@@ -18,7 +18,7 @@ from regard.models.outputs import ModelOutput
 from regard.nn.blocks import FeedForward, Inserted, Tower, TowerOutput, count
 from regard.nn.heads import EndPooler, HeadInput, LanguageHead, Pooler, PretrainingHead
 from regard.nn.linear import Linear
-from regard.nn.sliding_attention import Roles
+from regard.nn.sparse_attention import Roles
 
 if TYPE_CHECKING:
     from regard.generation.cuda_graph import CapturedStep

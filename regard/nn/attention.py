@@ -1,8 +1,8 @@
-"""Multi-head attention layer with its projections."""
+"""Multi-head attention, and the projections to and from heads that all attention layers share."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,43 @@ class ScorePosition(Protocol):
         """The term to add to the scores of q (B, H, Nq, D)."""
 
 
+class ContextKeys(NamedTuple):
+    """Keys and values of a context, computed once by a layer's `keys` for many calls."""
+
+    k: Tensor  # (B, Hkv, M, D)
+    v: Tensor  # (B, Hkv, M, D)
+
+
+class AttentionLayer(Protocol):
+    """A module that attends within x, or to a context.
+
+    dropout: on the weights, in training only; 0 for a layer that has no weights.
+    """
+
+    d_model: int
+    num_heads: int
+    dropout: float
+
+    def __call__(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None = None,
+        *,
+        mask: object = None,
+        cache: Cache | None = None,
+        positions: Tensor | Angles | None = None,
+    ) -> Tensor:
+        """x (B, N, d_model) attends to itself, or to a context → (B, N, d_model). cache: from `new_cache`."""
+
+    def keys(self, context: Tensor) -> ContextKeys:
+        """Keys and values of context (B, M, ·), computed once for many calls."""
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> Cache:
+        """An empty cache for `length` positions. Raises ValueError for a layer that cannot decode step by step."""
+
+
 def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
-    """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm.
+    """(B, N, h·D) → (B, h, N, D), each head normed if there is a norm.
 
     >>> split(torch.zeros(1, 5, 6), 3).shape
     torch.Size([1, 2, 5, 3])
@@ -46,14 +81,171 @@ def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
     return y.transpose(1, 2)
 
 
-class ContextKeys(NamedTuple):
-    """Keys and values of a context, made once by `MultiHeadAttention.keys` and looked at by many calls."""
+class HeadOptions(TypedDict, total=False):
+    """Options of the projections that every attention layer takes; `MultiHeadAttention` explains them."""
 
-    k: Tensor  # (B, Hkv, M, D)
-    v: Tensor  # (B, Hkv, M, D)
+    num_kv_heads: int | None
+    head_dim: int | None
+    bias: bool
+    out_bias: bool | None
+    fused: bool
+    head_norms: tuple[nn.Module, nn.Module] | None
+    scale: float | None
 
 
-class MultiHeadAttention(nn.Module):
+class HeadProjections(nn.Module):
+    """W_Q, W_K, W_V and W_O: the base class of all attention layers.
+
+    >>> maps = HeadProjections(6, 2, num_kv_heads=1)
+    >>> q, (k, v) = maps.queries(torch.zeros(1, 5, 6)), maps.keys(torch.zeros(1, 7, 6))
+    >>> q.shape, k.shape
+    (torch.Size([1, 2, 5, 3]), torch.Size([1, 1, 7, 3]))
+
+    values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
+    """
+
+    w_v: Linear | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        position: Rotary | ScorePosition | None = None,
+        d_context: int | None = None,
+        values_are_keys: bool = False,
+        **options: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__()
+        unknown = options.keys() - HeadOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no argument {', '.join(sorted(unknown))}")
+        num_kv_heads, head_dim = options.get("num_kv_heads"), options.get("head_dim")
+        bias, out_bias, fused = options.get("bias", True), options.get("out_bias"), options.get("fused", False)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        d_context = d_model if d_context is None else d_context
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_context": d_context}
+        for name, size in (sizes if head_dim is None else sizes | {"head_dim": head_dim}).items():
+            check_int(name, size)
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(
+                f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
+            )
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        if fused and d_context != d_model:
+            raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
+        if fused and values_are_keys:
+            raise ValueError("fused projections have a W_V: leave out fused=, or values_are_keys=")
+
+        self.d_model, self.num_heads, self.num_kv_heads, self.d_context = d_model, num_heads, num_kv_heads, d_context
+        self.head_dim, self.fused = d_model // num_heads if head_dim is None else head_dim, fused
+        self.position = position  # before the weights: state dicts list it first
+        scale = options.get("scale")
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        wide, narrow, _ = self._rows
+        if fused:
+            self.w_qkv = Joined(d_model, self._rows, bias=bias)
+        else:
+            self.w_q, self.w_k = Linear(d_model, wide, bias), Linear(d_context, narrow, bias)
+            self.w_v = None if values_are_keys else Linear(d_context, narrow, bias)
+        self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
+        self.q_norm, self.k_norm = options.get("head_norms") or (None, None)
+
+    @property
+    def _rows(self) -> tuple[int, int, int]:
+        """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
+        narrow = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, narrow, narrow
+
+    def queries(self, x: Tensor) -> Tensor:
+        """q (B, H, N, D) of x (B, N, d_model)."""
+        q = part(self.w_qkv, self._rows, x, 0, self.num_heads * self.head_dim) if self.fused else self.w_q(x)
+        return split(q, self.head_dim, self.q_norm)
+
+    def keys(self, context: Tensor) -> ContextKeys:
+        """Keys and values of context (B, M, d_context), computed once for many calls.
+
+        >>> layer, context = MultiHeadAttention(6, 2), torch.randn(1, 5, 6)
+        >>> torch.equal(layer(context[:, :1], layer.keys(context)), layer(context[:, :1], context))
+        True
+        """
+        if context.ndim != 3 or context.shape[-1] != self.d_context:
+            raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
+        if self.fused:
+            wide, narrow, _ = self._rows
+            k, v = part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1)
+        else:
+            k = self.w_k(context)
+            v = k if self.w_v is None else self.w_v(context)
+        return ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
+
+    def joined(self, out: Tensor) -> Tensor:
+        """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
+        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
+
+    def _check_x(self, x: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
+
+    def _check_all_heads(self, q: Tensor, k: Tensor) -> None:
+        """Raise ValueError if a process has only some of the heads, which this layer cannot attend with."""
+        if (q.shape[1], k.shape[1]) != (self.num_heads, self.num_kv_heads):
+            raise ValueError(
+                f"a {type(self).__name__} attends with all of its {self.num_heads} query and {self.num_kv_heads} "
+                f"key/value heads, and the projections gave {q.shape[1]} and {k.shape[1]}: its heads cannot be split "
+                "over processes"
+            )
+
+
+class LinearAttention(HeadProjections):
+    """Attention in O(N), which sums over the keys before it meets a query: base class of Linformer and Performer."""
+
+    @classmethod
+    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
+        """Why this kind of layer cannot take the place of a layer, or None."""
+        if layer.softcap is not None:
+            return f"its scores have a softcap ({layer.softcap}), which a {cls.__name__} does not have"
+        if layer.d_context != layer.d_model:
+            return f"it looks at a context of width {layer.d_context}, and a {cls.__name__} at one as wide as x"
+        return None
+
+    @classmethod
+    def _sharing(cls, layer: MultiHeadAttention, **own: Any) -> Self:
+        """A layer with the projections and norms of another: its parameters are shared, not copied."""
+        why = cls.unsupported_reason(layer)
+        if why is not None:
+            raise ValueError(f"no {cls.__name__} can take the place of this layer: {why}")
+        with torch.device("meta"):  # its own projections would be thrown away
+            shared = cls(layer.d_model, layer.num_heads, **own, **layer.head_options)
+        for name in ("w_qkv",) if layer.fused else ("w_q", "w_k", "w_v"):
+            setattr(shared, name, getattr(layer, name))
+        shared.w_o, shared.q_norm, shared.k_norm = layer.w_o, layer.q_norm, layer.k_norm
+        return shared.train(layer.training)
+
+    def projected(self, x: Tensor, context: Tensor | ContextKeys | None) -> tuple[Tensor, ContextKeys]:
+        """The queries (B, H, N, D) of x, and keys and values of x or the context: one product where maps are fused."""
+        self._check_x(x)
+        if self.fused and context is None:
+            q, k, v = torch.split(whole_output(self.w_qkv, x, sum(self._rows)), list(self._rows), -1)
+            q = split(q, self.head_dim, self.q_norm)
+            kv = ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
+        else:
+            q = self.queries(x)
+            kv = context if isinstance(context, ContextKeys) else self.keys(x if context is None else context)
+        if len(kv.k) != len(x):
+            raise ValueError(f"x has {len(x)} batch rows, but the context has {len(kv.k)}")
+        self._check_all_heads(q, kv.k)
+        return q, kv
+
+    def extra_repr(self) -> str:
+        """The arguments shown by `print(layer)`."""
+        return f"{self.d_model}, num_heads={self.num_heads}, head_dim={self.head_dim}, num_kv_heads={self.num_kv_heads}"
+
+
+class MultiHeadAttention(HeadProjections):
     """Multi-head attention: self or cross, grouped heads, separate or fused projections, cached or not.
 
     >>> layer = MultiHeadAttention(512, 8)
@@ -90,8 +282,7 @@ class MultiHeadAttention(nn.Module):
         ValueError: sizes that do not fit each other, dropout outside [0, 1), or an unknown backend.
     """
 
-    q_norm: nn.Module | None
-    k_norm: nn.Module | None
+    w_v: Linear
 
     def __init__(
         self,
@@ -111,39 +302,29 @@ class MultiHeadAttention(nn.Module):
         softcap: float | None = None,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
-        num_kv_heads, d_context = (
-            num_heads if num_kv_heads is None else num_kv_heads,
-            d_model if d_context is None else d_context,
-        )
-        check_head_sizes(d_model, num_heads, num_kv_heads, head_dim)
-        check_int("d_context", d_context)
-        if fused and d_context != d_model:
-            raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
         makes_bias = not isinstance(position, type) and callable(getattr(position, "bias", None))
         if not (position is None or isinstance(position, Rotary) or makes_bias):
             raise TypeError(
                 "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
                 f"got {type(position).__name__}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        if backend != "auto":
-            load(backend)  # an unknown name is an error here, not in the first call
-        self.d_model, self.num_heads, self.num_kv_heads, self.d_context = d_model, num_heads, num_kv_heads, d_context
-        self.head_dim = d_model // num_heads if head_dim is None else head_dim
+        super().__init__(
+            d_model,
+            num_heads,
+            position=position,
+            d_context=d_context,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            out_bias=out_bias,
+            fused=fused,
+            head_norms=head_norms,
+            scale=scale,
+        )
+        check_weights(dropout, backend)
         self.local_heads = range(num_heads)
-        self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
-        wide, narrow = num_heads * self.head_dim, num_kv_heads * self.head_dim
-        if fused:
-            self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
-        else:
-            self.w_q = Linear(d_model, wide, bias)
-            self.w_k, self.w_v = Linear(d_context, narrow, bias), Linear(d_context, narrow, bias)
-        self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
-        self.q_norm, self.k_norm = (None, None) if head_norms is None else head_norms
-        self.fused, self.separated = fused, False
+        self.softcap, self.dropout, self.backend = softcap, dropout, backend
+        self.separated = False
 
     def forward(
         self,
@@ -159,12 +340,16 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: (B, N, d_model) or (N, d_model).
-            context: (B, M, d_context); where many calls look at one context (a decoder's steps), `keys(context)`.
+            context: (B, M, d_context), or `keys(context)` where many calls attend to one context.
             mask: as in `regard.attention`.
             cache: keys and values of earlier positions, which x continues.
             positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds. Layers of one
                 model can share `rotary.angles(positions)`.
             context_positions: integers (M,) or (B, M) for Rotary.
+
+        Raises:
+            TypeError: a cache of another kind.
+            ValueError: sizes that do not fit, or arguments that exclude each other.
         """
         if x.ndim == 2:
             context = context[None] if isinstance(context, Tensor) else context
@@ -172,22 +357,8 @@ class MultiHeadAttention(nn.Module):
         return self._attend(x, context, mask, cache, positions, context_positions)
 
     def keys(self, context: Tensor, positions: Tensor | None = None) -> ContextKeys:
-        """Keys and values of context (B, M, d_context), for calls to look at instead of the context.
-
-        >>> layer, context = MultiHeadAttention(6, 2), torch.randn(1, 5, 6)
-        >>> torch.equal(layer(context[:, :1], layer.keys(context)), layer(context[:, :1], context))
-        True
-
-        positions: of the context, integers (M,) or (B, M) for Rotary; default 0, 1, ….
-        """
-        if context.ndim != 3 or context.shape[-1] != self.d_context:
-            raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
-        if self.fused:
-            wide, narrow, _ = self._rows
-            k, v = part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1)
-        else:
-            k, v = self.w_k(context), self.w_v(context)
-        k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
+        """As in `HeadProjections`. positions: of the context, (M,) or (B, M) for Rotary; default 0, 1, …."""
+        k, v = super().keys(context)
         if isinstance(self.position, Rotary):
             k = self.position.turn(k, _count(context, 0) if positions is None else positions)
         return ContextKeys(k, v)
@@ -217,17 +388,19 @@ class MultiHeadAttention(nn.Module):
         context_positions: Tensor | None,
     ) -> Tensor:
         self._check(x, context, cache, positions, context_positions)
+        # 1. Queries, keys and values, turned to their positions if the layer has a Rotary.
         before = 0 if cache is None else len(cache)
-        turns = isinstance(self.position, Rotary)
-        here = _count(x, before) if turns and positions is None else positions
+        rotary = self.position if isinstance(self.position, Rotary) else None
+        here = _count(x, before) if rotary is not None and positions is None else positions
         if context is None:
-            q, k, v = self.project(x) if here is None else self._project_and_turn(x, here)
+            q, k, v = self.project(x) if rotary is None or here is None else self._project_and_turn(x, rotary, here)
         else:
-            q = self._query(x)
-            q = q if here is None else self._turn(q, here)
+            q = self.queries(x)
+            q = q if rotary is None or here is None else rotary.turn(q, here)
             k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
         if q.shape[1] != self.num_heads or k.shape[1] != self.num_kv_heads:
             self._check_share(q.shape[1], k.shape[1])
+        # 2. Attention, over earlier positions as well.
         term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
             k, v = cache.append(k, v)
@@ -244,10 +417,10 @@ class MultiHeadAttention(nn.Module):
                 backend=self.backend,
             )  # (B, H, N, D)
         except BaseException:
-            if cache is not None:  # a call that is refused, or interrupted, leaves the cache as it was
+            if cache is not None:  # a call that raises, or is interrupted, leaves the cache as it was
                 cache.crop(before)
             raise
-        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
+        return self.joined(out)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
@@ -258,31 +431,21 @@ class MultiHeadAttention(nn.Module):
         k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
         return split(q, self.head_dim, self.q_norm), k, v
 
-    def _project_and_turn(self, x: Tensor, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_and_turn(self, x: Tensor, rotary: Rotary, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
         """As `project`, queries and keys turned to their positions; together, where they come from one product."""
         if not self.fused or self.q_norm is not None or self.k_norm is not None:
             q, k, v = self.project(x)
-            return self._turn(q, positions), self._turn(k, positions), v
+            return rotary.turn(q, positions), rotary.turn(k, positions), v
         wide, narrow, _ = self._rows
         both, v = torch.split(whole_output(self.w_qkv, x, wide + 2 * narrow), [wide + narrow, narrow], -1)
-        both = self._turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
+        both = rotary.turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
         q, k = torch.split(both, [self.num_heads, self.num_kv_heads], 1)
         return q, k, split(v, self.head_dim)
 
-    def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
-        assert isinstance(self.position, Rotary)
-        return self.position.turn(y, positions)
-
-    def _query(self, x: Tensor) -> Tensor:
-        """q (B, H, N, D) of x alone."""
-        q = part(self.w_qkv, self._rows, x, 0, self.num_heads * self.head_dim) if self.fused else self.w_q(x)
-        return split(q, self.head_dim, self.q_norm)
-
     @property
-    def _rows(self) -> tuple[int, int, int]:
-        """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
-        narrow = self.num_kv_heads * self.head_dim
-        return self.num_heads * self.head_dim, narrow, narrow
+    def head_options(self) -> HeadOptions:
+        """The options with which another kind of layer gets projections of the same sizes."""
+        return {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "fused": self.fused, "scale": self.scale}
 
     def _check(
         self,
@@ -292,15 +455,14 @@ class MultiHeadAttention(nn.Module):
         positions: Tensor | Angles | None,
         context_positions: Tensor | None,
     ) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
+        self._check_x(x)
         if cache is not None and not isinstance(cache, (GrowingCache, FixedCache)):
             raise TypeError(f"cache must be a GrowingCache or a FixedCache, got {type(cache).__name__}")
         if not isinstance(self.position, Rotary) and (positions is not None or context_positions is not None):
             raise ValueError("positions are read by Rotary only, and this layer has none")
-        if context is None and context_positions is not None:
-            raise ValueError("context_positions= goes with context=; x's own are positions=")
         if context is None:
+            if context_positions is not None:
+                raise ValueError("context_positions= goes with context=; x's own are positions=")
             if self.d_context != self.d_model:
                 raise ValueError(f"this layer looks at a context of width {self.d_context}: pass context=")
             return
@@ -313,7 +475,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
 
     def _check_share(self, num_heads: int, num_kv_heads: int) -> None:
-        """Raise ValueError unless so many heads are a share that one process can attend with alone."""
+        """Raise ValueError unless these heads are a share that one process can attend with alone."""
         if (
             num_heads == 0
             or self.num_heads % num_heads
@@ -338,14 +500,6 @@ class MultiHeadAttention(nn.Module):
                 "would get the gradient of those only: use regard.models.tensor_parallel.parallelize(model, mesh)"
             )
 
-    def _check_all_heads(self, q: Tensor) -> None:
-        """Raise ValueError where a process has some of the heads, in a layer that has no way to attend with them."""
-        if q.shape[1] != self.num_heads:
-            raise ValueError(
-                f"a {type(self).__name__} attends with all of its {self.num_heads} heads, and the projections gave "
-                f"{q.shape[1]}: its heads cannot be split over processes"
-            )
-
     def separate(self) -> None:
         """Turn fused projections into w_q, w_k and w_v with the same weights, so that each can be split by heads.
 
@@ -354,8 +508,10 @@ class MultiHeadAttention(nn.Module):
         >>> layer.w_k
         Linear(in_features=6, out_features=6, bias=True)
 
-        Parameters are new: make the optimizer afterwards. Nothing happens where they are separate already.
-        Raises ValueError where an adapter or a hook is on them.
+        Parameters are new: make the optimizer afterwards. Separate projections stay as they are.
+
+        Raises:
+            ValueError: an adapter or a hook is on the projections.
         """
         if self.fused:
             self.w_q, self.w_k, self.w_v = separate(self.w_qkv, self._rows)
@@ -371,7 +527,9 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(theirs(x, x, x)[0], MultiHeadAttention.from_torch(theirs)(x), atol=1e-6)
         True
 
-        Raises ValueError for add_bias_kv, add_zero_attn, or kdim ≠ vdim, which this layer does not have.
+        Raises:
+            TypeError: a module of another kind.
+            ValueError: add_bias_kv, add_zero_attn, or kdim ≠ vdim, which this layer does not have.
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}")
@@ -404,7 +562,7 @@ class MultiHeadAttention(nn.Module):
         return layer.train(module.training)
 
     def extra_repr(self) -> str:
-        """What `print(layer)` says of it."""
+        """The arguments shown by `print(layer)`."""
         usual = {
             "num_kv_heads": self.num_heads,
             "dropout": 0.0,
@@ -412,63 +570,22 @@ class MultiHeadAttention(nn.Module):
             "softcap": None,
             "backend": "auto",
         }
-        said = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        shown = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
         if len(self.local_heads) != self.num_heads:
-            said.append(f"local_heads={self.local_heads}")
+            shown.append(f"local_heads={self.local_heads}")
         if self.position is not None and not isinstance(self.position, nn.Module):
-            said.append(f"position={self.position!r}")
-        return ", ".join([str(self.d_model), f"num_heads={self.num_heads}", f"head_dim={self.head_dim}", *said])
+            shown.append(f"position={self.position!r}")
+        return ", ".join([str(self.d_model), f"num_heads={self.num_heads}", f"head_dim={self.head_dim}", *shown])
 
 
-def check_head_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
-    """Raise TypeError for sizes that are not integers, ValueError for sizes below 1 or that do not divide."""
-    for name, size in {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
-        check_int(name, size)
-    if head_dim is not None:
-        check_int("head_dim", head_dim)
-    elif d_model % num_heads:
-        raise ValueError(
-            f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
-        )
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+def check_weights(dropout: float, backend: str) -> None:
+    """Raise ValueError for dropout outside [0, 1) and for an unknown backend."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if backend != "auto":
+        load(backend)  # an unknown name is an error here, not in the first call
 
 
 def _count(x: Tensor, start: int) -> Tensor:
     """The positions start, start + 1, … of x (B, N, ·)."""
     return torch.arange(start, start + x.shape[1], device=x.device)
-
-
-class AttentionLayer(Protocol):
-    """A module that attends within x, or to a context.
-
-    d_model: width of x and of the result.  num_heads: query heads.
-    dropout: on the weights, in training only; 0 for a layer that makes none.
-    """
-
-    d_model: int
-    num_heads: int
-    dropout: float
-
-    def __call__(
-        self,
-        x: Tensor,
-        context: Tensor | ContextKeys | None = None,
-        *,
-        mask: object = None,
-        cache: Cache | None = None,
-        positions: Tensor | Angles | None = None,
-    ) -> Tensor:
-        """x (B, N, d_model) looks at itself, or at a context; the result is (B, N, d_model).
-
-        cache: one of the layer's own `new_cache`, which x continues.
-        """
-
-    def keys(self, context: Tensor) -> ContextKeys:
-        """Keys and values of context (B, M, ·), made once for many calls to look at."""
-
-    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> Cache:
-        """What a decoder keeps of this layer for `length` positions of `batch` texts, still empty.
-
-        dtype, device: of the keys. Raises ValueError for a layer that cannot go on step by step.
-        """

@@ -1,4 +1,4 @@
-"""Transformer blocks: embeddings, feed-forward, block, stack of blocks."""
+"""The parts of text models: activations, feed-forward, embedding, block, and the tower of blocks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ from regard.rotary import Angles, Rotary
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x · σ(1.702 x): GELU nearly (Hendrycks and Gimpel 2016, section 2), and what CLIP was trained with.
-
-    >>> quick_gelu(torch.tensor([0.0, 1.0]))
-    tensor([0.0000, 0.8458])
-    """
+    """x · σ(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2) that CLIP was trained with."""
     return x * torch.sigmoid(1.702 * x)
 
 
+gelu_tanh = partial(gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
-    "gelu_fast": partial(gelu, approximate="tanh"),
-    "gelu_new": partial(gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+    "gelu_fast": gelu_tanh,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
     "relu": relu,
     "silu": silu,
@@ -51,24 +48,23 @@ OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": partial(silu, inplace=True),
     "tanh": torch.tanh_,
 }
-"""The same numbers, bit by bit, written over what came in; those that torch has."""
+"""The same numbers, bit by bit, in place, for those that torch has."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name. Raises ValueError with the names there are."""
+    """The function of that name. Raises ValueError with the known names."""
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r:.80}; there are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 class FeedForward(nn.Module):
-    """Two layers applied to each position alone: w_out(f(w_in(x))), or gated, w_out(f(gate) · up).
+    """Two layers applied to each position: w_out(f(w_in(x))), or gated, w_out(f(gate) · up) (LLaMA, T5 v1.1).
 
     >>> FeedForward(6, 10, "gelu")(torch.zeros(2, 5, 6)).shape
     torch.Size([2, 5, 6])
 
-    d_model, d_ff: widths outside and inside.  function: a name of `ACTIVATIONS`.  gated: w_in makes gate and up at once
-    (LLaMA, T5 v1.1).  bias: of both layers.  dropout: on what is inside, in training only.
+    function: a name of `ACTIVATIONS`.  gated: w_in computes gate and up at once.  dropout: before w_out.
     """
 
     def __init__(
@@ -89,42 +85,27 @@ class FeedForward(nn.Module):
             gate, up = whole_output(self.w_in, x, 2 * self.d_ff).chunk(2, -1)
             y = self.function(gate) * up
         else:
-            y = (self._overwriting or self.function)(self.w_in(x))
+            # In place where nothing else can hold the output of w_in: a new buffer of this size costs the CPU as much
+            # in page faults as the function itself.
+            in_place = None if torch.is_grad_enabled() or not untouched(self.w_in) else OVERWRITING.get(self.activation)
+            y = (in_place or self.function)(self.w_in(x))
         return cast(Tensor, self.w_out(self.dropout(y)))
 
     def separate(self) -> None:
         """Turn the w_in of a gated feed-forward into w_gate and w_up, so that each can be split over processes.
 
-        >>> feed_forward = FeedForward(6, 10, "silu", gated=True)
-        >>> feed_forward.separate()
-        >>> feed_forward.w_up
-        Linear(in_features=6, out_features=10, bias=True)
-
-        Parameters are new: make the optimizer afterwards. Nothing happens where there is no gate, or they are apart.
-        Raises ValueError where an adapter or a hook is on w_in.
+        Parameters are new: make the optimizer afterwards. Raises ValueError if an adapter or a hook is on w_in.
         """
         if self.gated and not self.separated:
             self.w_gate, self.w_up = separate(self.w_in, (self.d_ff, self.d_ff))
             del self.w_in
             self.separated = True
 
-    @property
-    def _overwriting(self) -> Callable[[Tensor], Tensor] | None:
-        """The function that needs no second buffer, where nobody else can hold what w_in made; else None.
-
-        A new buffer of this size costs the CPU as much in page faults as the function itself.
-        """
-        return None if torch.is_grad_enabled() or not untouched(self.w_in) else OVERWRITING.get(self.activation)
-
 
 class Waves(nn.Module):
-    """The sines and cosines of the 2017 paper at any positions: no table, no limit.
+    """The sines and cosines of the 2017 paper at any positions, without a table or a limit.
 
-    >>> from regard.positions import sinusoidal
-    >>> torch.equal(Waves(6)(torch.arange(4)), sinusoidal(4, 6))
-    True
-
-    d: width, even.  halves: all sines, then all cosines (Marian, tensor2tensor), instead of in turn (the paper).
+    halves: all sines, then all cosines (Marian, tensor2tensor), instead of alternating (the paper).
     """
 
     def __init__(self, d: int, *, halves: bool = False) -> None:
@@ -142,25 +123,24 @@ class Waves(nn.Module):
 
 
 class Inserted(NamedTuple):
-    """Vectors that stand for some of a text's tokens: an image's patches among the tokens.
+    """Vectors in place of some of a text's tokens: an image's patches among the text.
 
-    Whoever makes one sees to it that there are as many vectors as places: to count them here would wait for the device.
+    The caller must give as many vectors as places: counting them here would wait for the device.
     """
 
-    places: Tensor  # (B, N) booleans, True where the next vector stands
-    vectors: Tensor  # (as many as there are places, d), text after text
+    places: Tensor  # (B, N) booleans, True at the place of the next vector
+    vectors: Tensor  # (number of places, d), text after text
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors: token + position + segment, then whatever the family does to the sum.
+    """Token ids to vectors: token + position + segment, then norm, dropout and a wider projection.
 
     >>> embed = Embedding(11, 6, positions=nn.Embedding(7, 6))
     >>> embed(torch.tensor([[3, 1, 2]]), torch.arange(3)).shape
     torch.Size([1, 3, 6])
 
-    vocabulary, d: rows and columns of the table.  positions: an nn.Embedding or `Waves`, or None.  offset: added to the
-    positions before they are looked up.  types: how many segments, 0 for none.  norm: of the sum.
-    widen: width of the model where it is not d (ALBERT).  scale: of the token vectors.  dropout: in training only.
+    offset: added to the positions before they are looked up.  types: number of segments.  norm: of the sum.
+    widen: width of the model if it is not d (ALBERT).  scale: of the token vectors.
     """
 
     def __init__(
@@ -186,7 +166,7 @@ class Embedding(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """The most positions there are, or None without a limit."""
+        """The number of positions, or None without a limit."""
         return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
 
     def forward(
@@ -196,10 +176,7 @@ class Embedding(nn.Module):
         token_type_ids: Tensor | None = None,
         inserted: Inserted | None = None,
     ) -> Tensor:
-        """input_ids (B, N), position_ids (N,) or (B, N), token_type_ids (B, N) or None for segment 0 → (B, N, d).
-
-        inserted: vectors that replace those of some tokens.
-        """
+        """input_ids (B, N), position_ids (N,) or (B, N), token_type_ids (B, N) or None for segment 0 → (B, N, d)."""
         x = self.tokens(input_ids)  # (B, N, d)
         if self.scale != 1.0:
             x = x * self.scale
@@ -216,18 +193,14 @@ class Embedding(nn.Module):
 
 
 class DropPath(nn.Module):
-    """In training, what a part adds is left out whole for some batch entries, and weighs more for the others.
-
-    >>> DropPath(0.5).eval()(torch.ones(2, 1)).tolist()
-    [[1.0], [1.0]]
-
-    p: how likely it is to be left out.
+    """Stochastic depth: in training, a branch is dropped with probability p for whole batch entries, and scaled for the
+    others.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:
-            raise ValueError(f"a part is left out with a probability in [0, 1), got {p}")
+            raise ValueError(f"a drop-path probability must be in [0, 1), got {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,11 +219,9 @@ class Block(nn.Module):
     >>> block(torch.zeros(2, 5, 6)).shape
     torch.Size([2, 5, 6])
 
-    attention, cross: `MultiHeadAttention`, or what takes its place (regard/nn/attention.py).
     norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
-    cross: attention to an encoder's output.  dropout: on what each part adds, in training only; a `DropPath`
-    leaves out the whole part.  scales: does what attention and feed-forward add have a learnt scale for each number
-    (DINOv2).
+    cross: attention to an encoder's output.  dropout: on the output of each part.  scales: a learnt scale per feature
+    for the outputs of attention and feed-forward (DINOv2).
     """
 
     def __init__(
@@ -285,13 +256,9 @@ class Block(nn.Module):
         encoder_hidden_states: Tensor | ContextKeys | None = None,
         encoder_mask: Mask | None = None,
     ) -> Tensor:
-        """x (B, N, d) → (B, N, d).
-
-        mask: which positions of x see each other.  encoder_hidden_states: what `cross` attends to, under encoder_mask;
-        without them `cross` is skipped, as where BLIP reads a text alone.
-        """
-        look = partial(self.attention, mask=mask, cache=cache, positions=positions)
-        x = self._add(x, self.attention_norm, look, self.attention_scale)
+        """x (B, N, d) → (B, N, d). Without encoder_hidden_states `cross` is skipped: BLIP reads a text alone."""
+        attend = partial(self.attention, mask=mask, cache=cache, positions=positions)
+        x = self._add(x, self.attention_norm, attend, self.attention_scale)
         if self.cross is not None and encoder_hidden_states is not None:
             assert self.cross_norm is not None
             cross = partial(self.cross, context=encoder_hidden_states, mask=encoder_mask)
@@ -307,36 +274,27 @@ class Block(nn.Module):
 def encoder_block(
     d: int, heads: int, d_ff: int, function: str, *, eps: float, dropout: float, attention_dropout: float
 ) -> Block:
-    """A block of the 2017 encoder: BERT's, ALBERT's and DistilBERT's.
-
-    >>> encoder_block(6, 2, 10, "gelu", eps=1e-12, dropout=0.1, attention_dropout=0.0).feed_forward.w_in
-    Linear(in_features=6, out_features=10, bias=True)
-
-    d, d_ff: widths outside and inside feed-forward.  function: a name of `ACTIVATIONS`.  eps: of the norms.
-    dropout, attention_dropout: on what each part adds and on attention's weights, in training only.
-    Raises ValueError for sizes that do not fit each other and for an unknown function.
-    """
-    # Query, key and value stay as they are stored: joined they would be copied at loading, and be no faster.
+    """A block of the 2017 encoder: BERT's, ALBERT's and DistilBERT's. function: a name of `ACTIVATIONS`."""
+    # Query, key and value stay separate as they are stored: joined they would be copied at loading, and be no faster.
     attention = MultiHeadAttention(d, heads, dropout=attention_dropout)
     norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
     return Block(attention, FeedForward(d, d_ff, function), norms, norm_first=False, dropout=dropout)
 
 
 class TowerOutput(NamedTuple):
-    """What a tower computed."""
+    """The output of a tower."""
 
     last_hidden_state: Tensor  # (B, N, d)
-    # The embedding, then each block's output, the last one normed unless the tower says otherwise; None unless asked.
+    # The embedding, then each block's output, the last one normed unless the tower says otherwise.
     hidden_states: tuple[Tensor, ...] | None
 
 
 class Tower(nn.Module):
     """An embedding and blocks: an encoder, or with `causal` a decoder.
 
-    order: which block stands at each depth, where blocks are used more than once (ALBERT).  norm: of the last block's
-    result.  rotary: the one that the attentions have, so that its angles are made once.  dropout: after the norm.
-    last_is_normed: is the last of every layer's vectors the normed one, as in most text models, or what the last block
-    gave (CLIP).
+    order: index of the block at each depth, if blocks are used more than once (ALBERT).
+    norm, dropout: after the last block.
+    last_is_normed: whether the last of `hidden_states` is normed, as in most text models, unlike in CLIP.
     """
 
     def __init__(
@@ -347,7 +305,6 @@ class Tower(nn.Module):
         causal: bool,
         order: Sequence[int] | None = None,
         norm: nn.Module | None = None,
-        rotary: Rotary | None = None,
         dropout: float = 0.0,
         last_is_normed: bool = True,
     ) -> None:
@@ -355,7 +312,11 @@ class Tower(nn.Module):
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
         self.last_is_normed = last_is_normed
         self.order = tuple(range(len(blocks))) if order is None else tuple(order)
-        self.causal, self.rotary, self.dropout = causal, rotary, nn.Dropout(dropout)
+        self.causal, self.dropout = causal, nn.Dropout(dropout)
+        positions = (getattr(block.attention, "position", None) for block in blocks)
+        rotaries = [position for position in positions if isinstance(position, Rotary)]
+        assert all(rotary == rotaries[0] for rotary in rotaries)
+        self.rotary = rotaries[0] if rotaries else None  # its angles are computed once for all blocks
 
     @property
     def depth(self) -> list[Block]:
@@ -379,9 +340,7 @@ class Tower(nn.Module):
 
         attention_mask: (B, Nk), True = token, over what the caches hold and input_ids.
         position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
-        caches: one for each depth.
         encoder_hidden_states: (B, M, d), or its keys and values for each depth; encoder_attention_mask: (B, M).
-        inserted: vectors that replace those of some tokens.
         """
         if position_ids is None:
             position_ids = count(input_ids, attention_mask, len(caches[0]) if caches else 0)
@@ -428,11 +387,7 @@ def count(input_ids: Tensor, attention_mask: Tensor | None, before: int = 0) -> 
 
 
 def visible(attention_mask: Tensor | None, *, causal: bool) -> Mask | None:
-    """The mask of a tower: padding is hidden, and for a decoder what comes later.
-
-    >>> visible(None, causal=True)
-    causal()
-    """
+    """The mask of a tower: padding is hidden, and for a decoder also later positions."""
     padding = None if attention_mask is None else masks.padding(attention_mask)
     if not causal:
         return padding

@@ -1,4 +1,4 @@
-"""Random features and linear attention for the Performer."""
+"""Linear attention by random features (Performer), and the masks that linear attention can take."""
 
 from __future__ import annotations
 
@@ -9,18 +9,80 @@ import torch
 from torch import Tensor
 
 from regard.checks import check_int
-from regard.nn.projections import KeyMask, read_key_mask
+from regard.masks.mask import And, Mask, as_mask
+from regard.masks.patterns import Causal
+from regard.masks.rules import indices
 
-CHUNK = 2048  # positions whose features exist at once, where nothing else is made of them
+CHUNK = 2048  # positions whose features exist at once, where nothing else is computed from them
+STEP = 128  # positions of a causal chunk: their pairs are computed, 128·m each, beside m·D for the sums
+
+# A row of a chunk is divided by what the whole chunk holds. Where that is more than e^30 times what the row sees, the
+# chunk is halved. fp32 goes down to e^-87, so what is lost is below e^-57 of the row.
+SAFE = 30.0
 
 
 def chunk_on(device: torch.device) -> int:
-    """Positions whose features are made and summed at once: what a core's cache holds, or what keeps a GPU busy.
-
-    >>> chunk_on(torch.device("cpu"))
-    128
-    """
+    """Positions whose features are computed and summed at once: what a core's cache holds, or what keeps a GPU busy."""
     return 128 if device.type == "cpu" else 4096
+
+
+class KeyMask(NamedTuple):
+    """Which keys are seen: `real` (B or 1, Nk) booleans or None for all; `causal`: none that lies ahead."""
+
+    real: Tensor | None
+    causal: bool
+
+
+def read_key_mask(mask: object, batch: int, num_heads: int, nq: int, nk: int, device: torch.device) -> KeyMask:
+    """Read a mask as padding, causal, or both: all that linear attention can do.
+
+    >>> from regard.masks import causal, padding
+    >>> read_key_mask(causal() & padding([2]), 1, 1, 3, 3, torch.device("cpu"))
+    KeyMask(real=tensor([[ True,  True, False]]), causal=True)
+
+    mask: a mask, booleans that broadcast to (B, H, Nq, Nk), or None.
+    Raises ValueError for a mask that hides different keys from different queries otherwise than causally.
+    """
+    mask = as_mask(mask, (batch, num_heads, nq, nk))
+    if mask is None:
+        return KeyMask(None, False)
+    mask.fit(batch, num_heads, nq, nk)
+    is_causal, real, parts = False, None, [mask]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, And):
+            parts += [part.left, part.right]
+        elif isinstance(part, Causal):
+            last = part.offset is None or part.offset == nk - nq  # a tensor for offsets (B, 1 or H)
+            if not (bool(last.all()) if isinstance(last, Tensor) else last):
+                raise ValueError(
+                    f"{part!r} is not for linear attention: its queries are always the last {nq} of {nk} positions. "
+                    "Use masks.causal() without an offset"
+                )
+            is_causal = True
+        else:
+            row = _one_row(part, nq, nk, device)  # (B or 1, Nk)
+            real = row if real is None else real & row
+    return KeyMask(real, is_causal)
+
+
+def _one_row(mask: Mask, nq: int, nk: int, device: torch.device) -> Tensor:
+    """(B or 1, Nk): the keys of a mask that is the same for every query and head."""
+    if nq == 0 or nk == 0:
+        return torch.ones(1, nk, dtype=torch.bool, device=device)
+    # The first query, twice: a rule that reads the query's index answers with two rows, any other with one.
+    twice, keys = torch.zeros(2, dtype=torch.long, device=device), torch.arange(nk, device=device)
+    cells: Tensor = mask.bind(nq, nk, device, torch.float32)(*indices(*mask.leading, twice, keys, device))
+    cells = cells[(None,) * (4 - cells.ndim)]  # (B or 1, H or 1, 1 or 2, Nk or 1)
+    if cells.shape[2] != 1 or cells.shape[1] != 1:
+        raise ValueError(
+            f"{mask!r} hides different keys from different queries or heads, which linear attention cannot: it sums "
+            "over the keys before it meets a query. It takes masks.padding(…), and Performer masks.causal() as well"
+        )
+    return cells[:, 0, 0].expand(-1, nk)
+
+
+# ------------------------------------------------------------------------------------------------------------- features
 
 
 def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
@@ -30,34 +92,23 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     >>> bool(((w @ w.T).fill_diagonal_(0).abs() < 1e-12).all())
     True
 
-    count: how many features.  width: head size.  seed: the same directions on every machine and device, to rounding.
-    Raises TypeError for a size or a seed that is no whole number, ValueError for a size below 1.
+    The seed gives the same directions on every machine and device, to rounding.
     """
     check_int("features", count)
     check_int("head size", width)
     check_int("seed", seed, least=None)
     random = torch.Generator("cpu").manual_seed(seed)
-    blocks = -(-count // width)
-    q, r = torch.linalg.qr(_gaussian(blocks, width, width, random=random))
+
+    def gaussian(*shape: int) -> Tensor:
+        # On the CPU by name: a model may be built where the default device is another, or "meta".
+        return torch.randn(*shape, generator=random, dtype=torch.float64, device="cpu")
+
+    q, r = torch.linalg.qr(gaussian(-(-count // width), width, width))
     # LAPACK's signs are not random: uncorrected, the first entry of each first direction would always be negative.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    lengths = _gaussian(count, width, random=random).norm(dim=-1, keepdim=True)
+    lengths = gaussian(count, width).norm(dim=-1, keepdim=True)
     directions: Tensor = q.transpose(-1, -2).reshape(-1, width)[:count] * lengths
     return directions
-
-
-def _gaussian(*shape: int, random: torch.Generator) -> Tensor:
-    # On the CPU by name: a model may be built where the default device is another, or "meta".
-    return torch.randn(*shape, generator=random, dtype=torch.float64, device="cpu")
-
-
-def usual_count(width: int) -> int:
-    """The usual number of features for a head size: D·ln D, at least 1.
-
-    >>> usual_count(64)
-    266
-    """
-    return max(1, int(width * log(width)))
 
 
 class LogFeatures(NamedTuple):
@@ -83,10 +134,9 @@ def log_features(
     >>> torch.allclose(estimate, (q * k).sum().exp(), rtol=0.02)
     True
 
-    directions: (m, D).  scale: of the scores, above 0.
-    epsilon: added to every feature after it is divided by e^top, as performer-pytorch does (1e-4); the estimate is then
-      biased. 0 for none.
-    top: (B, H, N or 1, 1), the largest w·x̃; for queries by default each row's own.
+    directions: (m, D).
+    epsilon: added to every feature after division by e^top, as in performer-pytorch (1e-4); it biases the estimate.
+    top: (B, H, N or 1, 1), the largest w·x̃; default each row's own.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     x, directions = x.to(wide) * scale**0.5, directions.to(wide)
@@ -100,13 +150,7 @@ def log_features(
 
 
 def largest_product(k: Tensor, directions: Tensor, scale: float, real: Tensor | None) -> Tensor:
-    """The largest w·k̃ of all features and real keys of k (B, H, N, D), (B, H, 1, 1): what epsilon is relative to.
-
-    >>> largest_product(torch.tensor([[[[2.0], [-5.0]]]]), torch.tensor([[1.0]]), 1.0, None).item()
-    2.0
-
-    real: (B or 1, N), True where a key counts, or None for all. 0 where none does.
-    """
+    """The largest w·k̃ of all features and real keys of k (B, H, N, D), (B, H, 1, 1), or 0: the reference of epsilon."""
     wide, tops = torch.promote_types(k.dtype, torch.float32), []
     with torch.no_grad():
         for start in range(0, k.shape[-2], CHUNK):
@@ -119,9 +163,7 @@ def largest_product(k: Tensor, directions: Tensor, scale: float, real: Tensor | 
     return torch.where(top == -torch.inf, 0.0, top)
 
 
-# A row of a chunk is divided by what the whole chunk holds. Where that is more than e^30 times what the row sees, the
-# chunk is halved. fp32 goes down to e^-87, so what is lost is below e^-57 of the row.
-SAFE = 30.0
+# ----------------------------------------------------------------------------------------------------------------- sums
 
 
 class FeatureSums(NamedTuple):
@@ -133,33 +175,20 @@ class FeatureSums(NamedTuple):
 
 
 class KernelOutput(NamedTuple):
-    """What queries read: the outputs, and ln Σ_j e^(a·b_j) of each row, −∞ where it sees nothing."""
+    """The outputs of queries, and ln Σ_j e^(a·b_j) of each row, −∞ where it sees nothing."""
 
     output: Tensor  # (B, H, R, Dv)
     lse: Tensor  # (B, H, R)
 
 
 def no_keys(batch: int, heads: int, features: int, width: int, like: Tensor) -> FeatureSums:
-    """The sums over nothing.
-
-    >>> no_keys(1, 2, 3, 5, torch.zeros(())).values.shape
-    torch.Size([1, 2, 3, 5])
-
-    width: of a value.  like: has the dtype and the device.
-    """
+    """The sums over nothing; width: of a value."""
     top = like.new_full((batch, heads, features), -torch.inf)
     return FeatureSums(top, like.new_zeros(batch, heads, features), like.new_zeros(batch, heads, features, width))
 
 
 def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
-    """The sums with further keys.
-
-    >>> sums = add_keys(no_keys(1, 1, 2, 1, torch.zeros(())), torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 1))
-    >>> sums.mass.tolist()
-    [[[3.0, 3.0]]]
-
-    b: (B, H, n, m), −∞ for a key that does not count.  v: (B, H, n, Dv).
-    """
+    """The sums with further keys: log-features b (B, H, n, m), −∞ for a hidden key, and values v (B, H, n, Dv)."""
     if b.shape[-2] == 0:
         return sums
     carried, features = _on_one_scale(sums, b, torch.maximum(sums.top, b.detach().amax(-2)))
@@ -167,34 +196,22 @@ def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
 
 
 def read_rows(sums: FeatureSums, a: Tensor) -> KernelOutput:
-    """What queries read from the sums.
-
-    >>> sums = add_keys(no_keys(1, 1, 2, 1, torch.zeros(())), torch.zeros(1, 1, 3, 2), torch.full((1, 1, 3, 1), 7.0))
-    >>> read_rows(sums, torch.zeros(1, 1, 1, 2)).output.item()
-    7.0
-
-    a: log-features (B, H, R, m). A row that sees nothing gives 0.
-    """
+    """The rows of queries with log-features a (B, H, R, m). A row that sees nothing is 0."""
     weights, peak = _weights(a, sums.top)
     return _divided(weights @ sums.values, (weights @ sums.mass.unsqueeze(-1)).squeeze(-1), peak)
 
 
 def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[KernelOutput, FeatureSums]:
-    """Queries and keys of a few positions in order: each query reads what is before it and its own; and the sums after.
-
-    >>> zero = torch.zeros(1, 1, 2, 1)
-    >>> rows, _ = walk(no_keys(1, 1, 1, 1, zero), zero.unsqueeze(2), zero, torch.tensor([2.0, 4.0]).view(1, 1, 2, 1))
-    >>> rows.output.flatten().tolist()
-    [2.0, 3.0]
+    """A few positions in order, each query seeing what is before it and its own key; and the sums after them.
 
     a: log-features of the queries (B, H, G, n, m), G query heads for each key head.
-    b, v: of the keys, (B, H, n, m) and (B, H, n, Dv).
+    b, v: log-features and values of the keys, (B, H, n, m) and (B, H, n, Dv).
     """
     half, top = b.shape[-2] // 2, torch.maximum(sums.top, b.detach().amax(-2))
     if half and not _safe(sums, a, b, top):
         first, sums = walk(sums, a[..., :half, :], b[:, :, :half], v[:, :, :half])
         second, sums = walk(sums, a[..., half:, :], b[:, :, half:], v[:, :, half:])
-        return _one_after_another(first, second, a.shape[2]), sums
+        return _joined([first, second], a.shape[2]), sums
     carried, features = _on_one_scale(sums, b, top)
     weights, peak = _weights(a.flatten(2, 3), top)  # (B, H, G·n, m)
     pairs = by_group(weights @ features.transpose(-1, -2), a.shape[2]).tril().flatten(2, 3)  # (B, H, G·n, n)
@@ -203,7 +220,7 @@ def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[KernelOutp
 
 
 def _safe(sums: FeatureSums, a: Tensor, b: Tensor, top: Tensor) -> bool:
-    """Does no row see so little of what the chunk holds that its own part would vanish beside it?"""
+    """Whether no row sees so little of what the chunk holds that its own part would vanish beside it."""
     with torch.no_grad():
         first = torch.maximum(sums.top, b[:, :, 0])  # what every row sees at least
         if bool((top - first <= SAFE).all()):  # then no row's gap can be larger; this is cheap, what follows is not
@@ -242,18 +259,14 @@ def _divided(values: Tensor, mass: Tensor, peak: Tensor) -> KernelOutput:
     return KernelOutput(torch.where(some.unsqueeze(-1), values / mass.unsqueeze(-1), 0.0), lse)
 
 
-def _one_after_another(first: KernelOutput, second: KernelOutput, groups: int) -> KernelOutput:
-    """Join two runs of positions whose rows are (G·n): position follows position within each group."""
-    pairs = zip(first, second, strict=True)
-    return KernelOutput(*(torch.cat([by_group(x, groups) for x in both], 3).flatten(2, 3) for both in pairs))
+def _joined(parts: list[KernelOutput], groups: int) -> KernelOutput:
+    """Join runs of positions whose rows are (G·n): position follows position within each group."""
+    pairs = zip(*parts, strict=True)
+    return KernelOutput(*(torch.cat([by_group(x, groups) for x in pair], 3).flatten(2, 3) for pair in pairs))
 
 
 def by_group(x: Tensor, groups: int) -> Tensor:
-    """(B, H, G·n, …) → (B, H, G, n, …): the rows of each query head apart.
-
-    >>> by_group(torch.zeros(1, 2, 6, 5), 3).shape
-    torch.Size([1, 2, 3, 2, 5])
-    """
+    """(B, H, G·n, …) → (B, H, G, n, …): the rows of each query head apart."""
     return x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
 
 
@@ -262,7 +275,7 @@ def _finite(top: Tensor) -> Tensor:
 
 
 class PerformerState:
-    """The sums over a decoder's positions so far, as `PerformerAttention` leaves and reads them.
+    """The sums over a decoder's positions so far: the cache of `PerformerAttention`.
 
     >>> import regard, torch
     >>> from regard.nn.performer import PerformerAttention, PerformerState
@@ -289,11 +302,7 @@ class PerformerState:
         return sum(t.nbytes for t in (*(self._sums or ()), *kept))
 
     def sums(self, batch: int, heads: int, width: int, directions: Tensor, like: Tensor) -> FeatureSums:
-        """The sums so far: of nothing, in the first call.
-
-        batch, heads, width: of the values that come next.  directions: what features are made with.
-        like: has the dtype and the device.  Raises ValueError where they do not continue what is kept.
-        """
+        """The sums so far. Raises ValueError if such values, or features of these directions, cannot continue them."""
         if self._sums is None or self._drawn is None:
             return no_keys(batch, heads, len(directions), width, like)
         kept = self._sums.values
@@ -310,23 +319,20 @@ class PerformerState:
         return self._sums
 
     def store(self, sums: FeatureSums, count: int, directions: Tensor) -> None:
-        """Keep the sums after `count` more positions, made with the directions that `sums` was asked for."""
+        """Keep the sums after `count` more positions."""
         if self._drawn is None:
             self._drawn = _Drawn(directions)
         self._sums, self._length = sums, self._length + count
 
     def crop(self, length: int) -> None:
-        """Forget everything (0), or nothing. Raises ValueError for anything between: a sum cannot be taken apart."""
+        """Forget everything (0), or nothing. Raises ValueError for any other length: a sum cannot be taken apart."""
         if length == 0:
             self._sums, self._drawn, self._length = None, None, 0
         elif length != self._length:
-            raise ValueError(
-                f"cannot keep the first {length} of {self._length} positions: they are summed, and a sum cannot be "
-                "taken apart"
-            )
+            raise ValueError(f"cannot keep the first {length} of {self._length} positions: a sum cannot be taken apart")
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave."""
+        """Row i becomes the old row rows[i], as beams branch and finished texts leave."""
         if self._sums is not None:
             self._sums = FeatureSums(*(t[rows] for t in self._sums))
 
@@ -339,10 +345,10 @@ class PerformerState:
 
 
 class _Drawn:
-    """The directions that sums were made with, known again by their numbers.
+    """The directions that sums were computed with, recognised by their numbers.
 
-    Numbers are compared where they may have changed: that waits for a GPU. In a decoder's step the tensor is the one it
-    was, at the version it had, and nothing is compared. A compiled step cannot read versions, and trusts the tensor.
+    Numbers are compared only if they may have changed, as that waits for a GPU: in a decoder's step the tensor is the
+    same one at the same version. A compiled step cannot read versions, and trusts the tensor.
     """
 
     def __init__(self, directions: Tensor) -> None:
@@ -350,7 +356,7 @@ class _Drawn:
         self._met: tuple[Tensor, int | None] | None = directions, _version(directions)
 
     def same(self, directions: Tensor) -> bool:
-        """Are these the directions? They are then known at once the next time."""
+        """Whether these are the directions; then the tensor is recognised at once the next time."""
         if self._met is not None and self._met[0] is directions:
             version = self._met[1]
             if torch.compiler.is_compiling() or (version is not None and version == _version(directions)):
@@ -363,7 +369,7 @@ class _Drawn:
         return equal
 
     def __getstate__(self) -> dict[str, object]:
-        return {"copy": self.copy, "_met": None}  # another process, or a copy, meets another tensor
+        return {"copy": self.copy, "_met": None}  # another process, or a copy, has another tensor
 
 
 def _version(tensor: Tensor) -> int | None:
@@ -371,7 +377,7 @@ def _version(tensor: Tensor) -> int | None:
     return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
-STEP = 128  # positions of a causal chunk: their pairs are computed, 128·m each, beside m·D for the sums
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 def kernel_attention(
@@ -394,110 +400,81 @@ def kernel_attention(
     >>> torch.allclose(rows.output, regard.attention(q, k, v), atol=0.05)
     True
 
-    q: (B, H, Nq, D).  k, v: (B, Hkv, Nk, D) and (B, Hkv, Nk, Dv).  directions: (m, D), as `orthogonal_features` draws.
-    mask: masks.padding(…), masks.causal(), or both; over what the state holds as well.
-    scale: of the scores, above 0; default 1/√D.
-    epsilon: added to every feature, as performer-pytorch does with 1e-4; it biases the estimate. Default 0.
-    state: earlier keys and values, which these continue; this call's are added to it.
+    A row that sees nothing gives 0, with lse −∞ and gradient 0. Features are computed chunk by chunk, and freed unless
+    a gradient needs them.
 
-    A row that sees nothing gives 0, with lse −∞ and gradient 0. Raises ValueError for sizes that do not fit, for
-    another mask, for a scale that is not finite and positive, and for epsilon with a state: it is relative to the
-    largest feature of the whole sequence, which a decoder does not know.
+    Args:
+        q: (B, H, Nq, D).
+        k: (B, Hkv, Nk, D).
+        v: (B, Hkv, Nk, Dv).
+        directions: (m, D), as `orthogonal_features` draws.
+        mask: masks.padding(…), masks.causal(), or both; over what the state holds as well.
+        scale: of the scores, above 0; default 1/√D.
+        epsilon: added to every feature, as performer-pytorch does with 1e-4; it biases the estimate. Default 0.
+        state: earlier keys and values, which these continue; this call's are added to it.
+
+    Raises:
+        ValueError: sizes that do not fit, another mask, a scale that is not finite and positive, or epsilon with a
+            state: it is relative to the largest feature of the whole sequence, which a decoder does not know.
     """
     _check(q, k, v, directions, scale, epsilon, state)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     before = 0 if state is None else len(state)
-    seen = read_key_mask(mask, len(q), q.shape[1], q.shape[2], before + k.shape[2], q.device)
-    if seen.real is not None:
-        seen = KeyMask(seen.real[:, before:], seen.causal)
+    (batch, heads, nq, _), (kv_heads, nk) = q.shape, k.shape[1:3]
+    real, causal = read_key_mask(mask, batch, heads, nq, before + nk, q.device)
+    real = None if real is None else real[:, before:]
+
     with torch.autocast(q.device.type, enabled=False):
-        return _Estimate(q, k, v, directions, scale, epsilon, seen).run(state)
+        groups, dtype = heads // kv_heads, q.dtype
+        q = q.reshape(batch, kv_heads, groups, *q.shape[2:])  # (B, Hkv, G, Nq, D)
+        v = v.to(torch.promote_types(dtype, torch.float32))
+        top = largest_product(k, directions, scale, real) if epsilon and nk else None
 
+        def keys(start: int, end: int) -> Tensor:
+            """Log-features (B, Hkv, n, m), −∞ where a key is hidden."""
+            b = log_features(k[:, :, start:end], directions, scale, epsilon=epsilon, top=top).together
+            return b if real is None else b.masked_fill(~real[:, None, start:end, None], -torch.inf)
 
-class _Estimate:
-    """One call, its arguments checked; features are made chunk by chunk, and forgotten where no gradient needs them."""
+        def queries(start: int, end: int) -> LogFeatures:
+            return log_features(q[:, :, :, start:end], directions, scale, epsilon=epsilon)
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float, epsilon: float, seen: KeyMask
-    ) -> None:
-        self.dtype, self.wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        self.q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], *q.shape[2:])  # (B, Hkv, G, Nq, D)
-        self.k, self.v, self.seen = k, v.to(self.wide), seen
-        self.directions, self.scale, self.epsilon = directions, scale, epsilon
-        self.top = largest_product(k, directions, scale, seen.real) if epsilon and k.shape[2] else None
+        def read(sums: FeatureSums, start: int, end: int) -> KernelOutput:
+            a, shift = queries(start, end)
+            rows = read_rows(sums, a.flatten(2, 3))
+            return KernelOutput(rows.output, rows.lse + shift.flatten(2))
 
-    def run(self, state: PerformerState | None) -> KernelOutput:
-        """All rows in order, and the state brought up to date."""
-        batch, heads, nk, _ = self.k.shape
-        nq, width = self.q.shape[3], self.v.shape[-1]
         if state is None:
-            sums = no_keys(batch, heads, len(self.directions), width, self.v)
+            sums = no_keys(batch, kv_heads, len(directions), v.shape[-1], v)
         else:
-            sums = state.sums(batch, heads, width, self.directions, self.v)
-        parts: list[KernelOutput] = []
-        if self.seen.causal:
-            # The queries are the last positions: those before all keys see nothing, keys before them are seen by all.
-            parts = [self._read(sums, 0, nq - nk)] if nq > nk else []
-            sums = self._add(sums, 0, nk - nq)
-            for start in range(max(0, nk - nq), nk, STEP):
-                rows, sums = self._walk(sums, start, min(start + STEP, nk))
-                parts.append(rows)
+            sums = state.sums(batch, kv_heads, v.shape[-1], directions, v)
+        # 1. Keys that every query sees: all, or causally those before the first query.
+        shared, step = nk - nq if causal else nk, chunk_on(k.device)
+        for start in range(0, shared, step):
+            end = min(start + step, shared)
+            sums = add_keys(sums, keys(start, end), v[:, :, start:end])
+        # 2. The queries, in order.
+        if causal:
+            # The queries are the last positions: those before all keys see nothing.
+            parts = [read(sums, 0, nq - nk)] if nq > nk else []
+            for start in range(max(0, shared), nk, STEP):
+                end = min(start + STEP, nk)
+                a, shift = queries(start + nq - nk, end + nq - nk)
+                rows, sums = walk(sums, a, keys(start, end), v[:, :, start:end])
+                parts.append(KernelOutput(rows.output, rows.lse + shift.flatten(2)))
         else:
-            sums = self._add(sums, 0, nk)
-            step = chunk_on(self.q.device)
-            parts = [self._read(sums, start, min(start + step, nq)) for start in range(0, nq, step)]
+            parts = [read(sums, start, min(start + step, nq)) for start in range(0, nq, step)]
         if state is not None:
-            state.store(sums, nk, self.directions)
-        return self._joined(parts)
-
-    def _add(self, sums: FeatureSums, start: int, end: int) -> FeatureSums:
-        step = chunk_on(self.k.device)
-        for first in range(start, end, step):
-            last = min(first + step, end)
-            sums = add_keys(sums, self._keys(first, last), self.v[:, :, first:last])
-        return sums
-
-    def _walk(self, sums: FeatureSums, start: int, end: int) -> tuple[KernelOutput, FeatureSums]:
-        """The keys from start to end, and the queries that stand there."""
-        shift = self.q.shape[3] - self.k.shape[2]
-        a, added = self._queries(start + shift, end + shift)
-        rows, sums = walk(sums, a, self._keys(start, end), self.v[:, :, start:end])
-        return KernelOutput(rows.output, rows.lse + added), sums
-
-    def _read(self, sums: FeatureSums, start: int, end: int) -> KernelOutput:
-        a, added = self._queries(start, end)
-        rows = read_rows(sums, a.flatten(2, 3))
-        return KernelOutput(rows.output, rows.lse + added)
-
-    def _queries(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Log-features (B, Hkv, G, n, m), and what is missing in each row's lse (B, Hkv, G·n)."""
-        made = log_features(self.q[:, :, :, start:end], self.directions, self.scale, epsilon=self.epsilon)
-        return made.logs, made.shift.flatten(2)
-
-    def _keys(self, start: int, end: int) -> Tensor:
-        """Log-features (B, Hkv, n, m), −∞ where a key is hidden."""
-        k = self.k[:, :, start:end]
-        b = log_features(k, self.directions, self.scale, epsilon=self.epsilon, top=self.top).together
-        if self.seen.real is None:
-            return b
-        return b.masked_fill(~self.seen.real[:, None, start:end, None], -torch.inf)
-
-    def _joined(self, parts: list[KernelOutput]) -> KernelOutput:
-        """Chunks (B, Hkv, G·n, ·) → all rows (B, H, Nq, ·), output as wide as the queries came."""
-        groups = self.q.shape[2]
+            state.store(sums, nk, directions)
+        # 3. All rows together, (B, H, Nq, ·), the output as wide as the queries.
         if not parts:  # no queries
-            output = self.v.new_zeros(*self.q.shape[:4], self.v.shape[-1])
-            return KernelOutput(output.flatten(1, 2).to(self.dtype), output.sum(-1).flatten(1, 2))
-        output = torch.cat([by_group(rows.output, groups) for rows in parts], 3).flatten(1, 2)
-        lse = torch.cat([by_group(rows.lse, groups) for rows in parts], 3).flatten(1, 2)
-        return KernelOutput(output.to(self.dtype), lse - log(len(self.directions)))
+            output = v.new_zeros(batch, heads, 0, v.shape[-1])
+            return KernelOutput(output.to(dtype), output.sum(-1))
+        output, lse = (by_group(x, groups).flatten(1, 2) for x in _joined(parts, groups))
+        return KernelOutput(output.to(dtype), lse - log(len(directions)))
 
 
 def check_numbers(scale: float | None, epsilon: float) -> None:
-    """Raise ValueError for a scale that is not finite and above 0 (None: the usual one), and an epsilon outside [0, 1).
-
-    >>> check_numbers(None, 0.0)
-    """
+    """Raise ValueError for a scale that is not finite and above 0, and an epsilon outside [0, 1)."""
     if scale is not None and not 0 < scale < inf:
         raise ValueError(f"features estimate e^(scale·q·k) for a finite scale above 0, got {scale}")
     if not 0 <= epsilon < 1:

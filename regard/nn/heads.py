@@ -1,4 +1,4 @@
-"""Task heads: each takes a tower's output (`HeadInput`) and returns logits. And the poolers before them."""
+"""Task heads, which turn the output of a tower (`HeadInput`) into logits, and the poolers before them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,9 @@ from torch.nn.functional import linear
 from regard.nn.blocks import activation
 from regard.nn.linear import Linear
 
-__all__ = [
-    "EndPooler",
-    "EndToken",
-    "FirstToken",
-    "HeadInput",
-    "Labels",
-    "LanguageHead",
-    "LastToken",
-    "Pooler",
-    "PretrainingHead",
-    "Transform",
-    "decoder_head",
-    "label_names",
-]
-
 
 class HeadInput(NamedTuple):
-    """What a head may read."""
+    """The input of a head."""
 
     last_hidden_state: Tensor  # (B, N, d)
     pooler_output: Tensor | None  # (B, d)
@@ -39,10 +24,7 @@ class HeadInput(NamedTuple):
 
 
 class Pooler(nn.Module):
-    """The first token's vector through one layer: BERT's and ALBERT's summary of a text, ViT's of an image.
-
-    out: width of the summary, default d.
-    """
+    """The first token's vector through one layer, to width `out` (default d): BERT, ALBERT, ViT."""
 
     def __init__(self, d: int, function: str = "tanh", *, out: int | None = None) -> None:
         super().__init__()
@@ -54,22 +36,15 @@ class Pooler(nn.Module):
 
 
 class EndPooler(nn.Module):
-    """The vector of each text's end token, of the first where there are several: CLIP's summary of a text.
-
-    >>> pooler, input_ids = EndPooler(9), torch.tensor([[5, 9, 9]])
-    >>> pooler(torch.arange(3.0).reshape(1, 3, 1), pooler.ends(input_ids, None))
-    tensor([[1.]])
-
-    end: id of that token; None takes the largest id of each text for it.
-    """
+    """The vector of each text's first end token (CLIP). end: its id; None takes the largest id of each text."""
 
     def __init__(self, end: int | None) -> None:
         super().__init__()
         self.end = end
 
     def ends(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """(B, N) booleans, True at ends. Raises ValueError for a text without one."""
-        # Padding may be the end token, too.
+        """(B, N) booleans, True at end tokens. Raises ValueError for a text without one."""
+        # The padding token may be the end token, too.
         shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask, -1)
         ends = shown == (shown.amax(1, keepdim=True) if self.end is None else self.end)
         if not torch.compiler.is_compiling() and not ends.any(1).all():
@@ -82,7 +57,7 @@ class EndPooler(nn.Module):
 
 
 class Transform(nn.Module):
-    """A layer, an activation and a norm before the words are scored (BERT's masked LM)."""
+    """A layer, an activation and a norm before the language-model head (BERT)."""
 
     def __init__(self, d: int, out: int, function: str, norm: nn.Module) -> None:
         super().__init__()
@@ -94,10 +69,9 @@ class Transform(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """A score for every word of the vocabulary at every position.
+    """Logits over the vocabulary at every position.
 
-    vocabulary: V.  d: width of what is scored; None shares the embedding's table.  transform: before it.
-    bias: one number per word.  scale: of the vectors before scoring (T5 with a shared table).
+    d: input width; None shares the embedding's table.  scale: of the vectors (T5 with a shared table).
     """
 
     bias: Tensor | None
@@ -125,10 +99,7 @@ class LanguageHead(nn.Module):
 
 
 class Labels(nn.Module):
-    """A score for each label from each position's vector, or from the pooled one.
-
-    labels: how many.  pooled: score the text (B, labels), else each token (B, N, labels).
-    """
+    """Logits over labels, of the text if `pooled` (B, labels), else of each token (B, N, labels)."""
 
     def __init__(self, d: int, labels: int, *, pooled: bool, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -142,9 +113,9 @@ class Labels(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """A score for each label from the first token, through a layer of its own (RoBERTa, DistilBERT).
+    """Logits over labels from the first token, through a layer of its own (RoBERTa, DistilBERT).
 
-    function: after that layer.  before, dropout: dropout before the layer and after it, in training only.
+    before, dropout: dropout before that layer and after it.
     """
 
     def __init__(self, d: int, labels: int, function: str, *, before: float = 0.0, dropout: float = 0.0) -> None:
@@ -159,7 +130,7 @@ class FirstToken(nn.Module):
 
 
 class LastToken(nn.Module):
-    """A score for each label from the last token, which alone has seen all of a text (GPT-2, LLaMA)."""
+    """Logits over labels from the last token, which alone has seen all of a text (GPT-2, LLaMA)."""
 
     def __init__(self, d: int, labels: int) -> None:
         super().__init__()
@@ -171,15 +142,7 @@ class LastToken(nn.Module):
 
 
 def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool, dropout: float) -> nn.Module | None:
-    """What a decoder has for a task: generate, classify, tag, answer, none.
-
-    >>> decoder_head("text-classification", 6, vocabulary=11, labels=3, tied=True, dropout=0.0)
-    LastToken(
-      (score): Linear(in_features=6, out_features=3, bias=False)
-    )
-
-    d: width of the model.  tied: are words scored with the table that embeds them.  dropout: before tags are scored.
-    """
+    """The head of a decoder for a task. tied: the head shares the embedding's table.  dropout: before token labels."""
     makers: dict[str, Callable[[], nn.Module | None]] = {
         "text-generation": lambda: LanguageHead(vocabulary, None if tied else d),
         "text-classification": lambda: LastToken(d, labels),
@@ -191,10 +154,7 @@ def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool,
 
 
 class EndToken(nn.Module):
-    """A score for each label from where the text's last end token stands, through a layer of its own (BART, T5).
-
-    end: id of that token.
-    """
+    """Logits over labels from each text's last end token (id `end`), through a layer of its own (BART, T5)."""
 
     def __init__(self, d: int, labels: int, end: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -217,19 +177,19 @@ class EndToken(nn.Module):
 
 
 class PretrainingHead(nn.Module):
-    """BERT's two tasks at once: masked words, and whether the second text follows the first."""
+    """BERT's two tasks at once: masked language model, and whether the second text follows the first."""
 
     def __init__(self, words: LanguageHead, relation: Labels) -> None:
         super().__init__()
         self.words, self.relation = words, relation
 
     def forward(self, x: HeadInput) -> Tensor:
-        """→ (B, N, V); `relation` is asked apart."""
+        """→ (B, N, V); `relation` is called separately."""
         return cast(Tensor, self.words(x))
 
 
 def label_names(named: Sequence[str], count: int) -> tuple[str, ...]:
-    """What a head's labels are called: as config.json names them, LABEL_0 and so on where it names another number.
+    """Names of a head's labels: those of config.json, or LABEL_0, … if it names another number of them.
 
     >>> label_names(("cat", "dog"), 2), label_names(("cat", "dog"), 3)
     (('cat', 'dog'), ('LABEL_0', 'LABEL_1', 'LABEL_2'))
@@ -238,22 +198,14 @@ def label_names(named: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def first_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The vector of each text's first token, (B, d); padding on the left is passed over.
-
-    >>> first_token(torch.arange(3.0).reshape(1, 3, 1), torch.tensor([[False, True, True]]))
-    tensor([[1.]])
-    """
+    """The vector of each text's first token, (B, d), after any padding on the left."""
     if mask is None:
         return hidden[:, 0]
     return hidden[torch.arange(len(hidden), device=hidden.device), mask.int().argmax(1)]
 
 
 def last_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The vector of each text's last token, (B, d).
-
-    >>> last_token(torch.arange(3.0).reshape(1, 3, 1), torch.tensor([[True, True, False]]))
-    tensor([[1.]])
-    """
+    """The vector of each text's last token, (B, d)."""
     if mask is None:
         return hidden[:, -1]
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)  # (B,)

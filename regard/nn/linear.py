@@ -13,41 +13,20 @@ from torch.nn.modules import module as everywhere
 
 from regard.checks import is_distributed
 
-__all__ = [
-    "Joined",
-    "JoinedTable",
-    "Linear",
-    "apart",
-    "part",
-    "separate",
-    "untouched",
-    "whole_output",
-]
-
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
 
 class Linear(nn.Linear):
-    """As torch's, but a layer without memory (device "meta") draws no initial weights: that would take a while.
-
-    >>> Linear(2, 3, device="meta").weight.shape
-    torch.Size([3, 2])
-    """
+    """As torch's, but on device "meta" no initial weights are drawn: that would take a while."""
 
     def reset_parameters(self) -> None:
-        """Draw initial weights, where there is memory for them."""
+        """Draw initial weights, unless on device "meta"."""
         if not self.weight.is_meta:
             super().reset_parameters()
 
 
 class Joined(Linear):
-    """Several linear maps of one input, their rows one under another: one product instead of several.
-
-    >>> Joined(4, (8, 2, 2), bias=False).weight.shape
-    torch.Size([12, 4])
-
-    rows: how many rows each map has, in order.
-    """
+    """Several linear maps of one input in one matrix, row under row; rows: how many rows each has, in order."""
 
     def __init__(self, inputs: int, rows: tuple[int, ...], *, bias: bool = True) -> None:
         super().__init__(inputs, sum(rows), bias)
@@ -55,13 +34,7 @@ class Joined(Linear):
 
 
 class JoinedTable(nn.Embedding):
-    """Several tables of vectors, one under another: words, and words that were added to them later (Idefics).
-
-    >>> JoinedTable((8, 2), 4)(torch.tensor([9])).shape
-    torch.Size([1, 4])
-
-    rows: how many rows each table has, in order.  d: width of a vector.
-    """
+    """Several embedding tables, one under another: a vocabulary, and tokens added to it later (Idefics)."""
 
     def __init__(self, rows: tuple[int, ...], d: int) -> None:
         super().__init__(sum(rows), d)
@@ -69,11 +42,7 @@ class JoinedTable(nn.Embedding):
 
 
 def untouched(layer: nn.Module) -> bool:
-    """Is a layer as it was made, so that its weights may be used without calling it?
-
-    >>> layer = Linear(2, 3)
-    >>> untouched(layer), untouched(nn.utils.parametrizations.weight_norm(layer))
-    (True, False)
+    """Whether a layer is as it was built, so that its weights may be used without calling it.
 
     Adapters wrap a layer or patch its forward, pruning and weight norms hook into it, tools hook into all layers.
     """
@@ -86,10 +55,7 @@ def untouched(layer: nn.Module) -> bool:
 def separate(layer: nn.Module, rows: Sequence[int]) -> list[Linear]:
     """Each of the maps joined in a layer as a layer of its own, its weights copied; rows: how many each has, in order.
 
-    >>> separate(Joined(4, (8, 2, 2)), (8, 2, 2))[1]
-    Linear(in_features=4, out_features=2, bias=True)
-
-    Raises ValueError where an adapter, a hook or a patch is on the layer: it would be lost.
+    Raises ValueError if an adapter, a hook or a patch is on the layer: it would be lost.
     """
     if not untouched(layer):
         raise ValueError(
@@ -100,19 +66,16 @@ def separate(layer: nn.Module, rows: Sequence[int]) -> list[Linear]:
     biases = [None] * len(rows) if joined.bias is None else torch.split(joined.bias, list(rows))
     layers = []
     for weight, bias in zip(torch.split(joined.weight, list(rows)), biases, strict=True):
-        made = Linear(joined.in_features, len(weight), bias is not None, device="meta")
-        made.weight = nn.Parameter(weight.detach().clone(), joined.weight.requires_grad)
+        single = Linear(joined.in_features, len(weight), bias is not None, device="meta")
+        single.weight = nn.Parameter(weight.detach().clone(), joined.weight.requires_grad)
         if bias is not None:
-            made.bias = nn.Parameter(bias.detach().clone(), joined.bias.requires_grad)
-        layers.append(made.train(joined.training))
+            single.bias = nn.Parameter(bias.detach().clone(), joined.bias.requires_grad)
+        layers.append(single.train(joined.training))
     return layers
 
 
 def whole_output(layer: nn.Module, x: Tensor, width: int) -> Tensor:
     """layer(x), all `width` columns of the maps joined in it.
-
-    >>> whole_output(Joined(4, (8, 2, 2)), torch.zeros(3, 4), 12).shape
-    torch.Size([3, 12])
 
     Raises ValueError for another width: ColwiseParallel gives the first process all of Q and half of K.
     """
@@ -128,13 +91,10 @@ def whole_output(layer: nn.Module, x: Tensor, width: int) -> Tensor:
 
 
 def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...]:
-    """What each of the maps joined in a layer makes of x (…, inputs); rows: how many each has, in order.
+    """The output of each of the maps joined in a layer for x (…, inputs); rows: how many each has, in order.
 
-    >>> [y.shape[-1] for y in apart(Joined(4, (8, 2, 2)), (8, 2, 2), torch.zeros(3, 4))]
-    [8, 2, 2]
-
-    On a CPU several products are as fast as one or up to 10 % faster, from 192 inputs on, if nobody differentiates:
-    then each has its own rows of the matrix. Raises as `whole_output`.
+    On a CPU, without gradients and from 192 inputs on, several products are as fast as one or up to 10 % faster: then
+    each uses its own rows of the matrix. Raises as `whole_output`.
     """
     plain = x.is_cpu and x.shape[-1] >= WIDE and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if not plain or not untouched(layer):
@@ -144,13 +104,7 @@ def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...
 
 
 def part(layer: nn.Module, rows: Sequence[int], x: Tensor, start: int, stop: int) -> Tensor:
-    """The columns start to stop of layer(x), without the others where they need not be computed.
-
-    >>> part(Joined(2, (4, 3)), (4, 3), torch.zeros(5, 2), 3, 6).shape
-    torch.Size([5, 3])
-
-    rows: as in `apart`. Raises as `whole_output`.
-    """
+    """The columns start to stop of layer(x), alone unless the layer must be called. Raises as `whole_output`."""
     if not untouched(layer):
         return whole_output(layer, x, sum(rows))[..., start:stop]
     linear_layer = cast(nn.Linear, layer)

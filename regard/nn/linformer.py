@@ -1,4 +1,4 @@
-"""Linformer (Wang et al. 2020): the n keys and values are mixed into k slots, and queries look at the slots.
+"""Linformer (Wang et al. 2020): the n keys and values are mixed into k slots, and queries attend to the slots.
 
     k (B, H, n, D) ─ Eᵀ → (B, H, slots, D)        v ─ Fᵀ → (B, H, slots, D)        softmax(q·(Eᵀk)ᵀ·scale)·(Fᵀv)
 
@@ -11,33 +11,40 @@ Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a con
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from regard.backends import load
 from regard.checks import check_int
-from regard.nn.attention import ContextKeys, MultiHeadAttention
-from regard.nn.projections import HeadProjections, read_key_mask
+from regard.nn.attention import ContextKeys, HeadOptions, LinearAttention, MultiHeadAttention, check_weights
+from regard.nn.feature_maps import read_key_mask
 from regard.op import attention
 
 __all__ = ["LinformerAttention", "SlotProjection"]
 
+NO_CACHE = (
+    "Linformer keeps no cache: a slot mixes all positions, later ones too. PerformerAttention decodes step by step"
+)
+
 
 class SlotProjection(nn.Module):
-    """The matrices E and F that mix positions into slots; several layers may be given one of these.
+    """The matrices E and F that mix positions into slots; several layers may share one of these.
 
     >>> SlotProjection(4096, 256).keys.shape
     torch.Size([4096, 256])
 
-    positions: the longest sequence; shorter ones use the first rows.  slots: how many keys remain.
-    num_heads: 1 for one pair of matrices for all heads (the paper's "headwise" sharing), or the layer's num_kv_heads
-      for a pair each.
-    key_value: one matrix for keys and values (the paper's "key-value" sharing; with one module for all layers its
-      "layerwise").
+    Args:
+        positions: the longest sequence; shorter ones use the first rows.
+        slots: how many keys remain.
+        num_heads: 1 for one pair of matrices for all heads (the paper's "headwise" sharing), or the layer's
+            num_kv_heads for a pair each.
+        key_value: one matrix for keys and values (the paper's "key-value" sharing; with one module for all layers its
+            "layerwise").
 
-    Raises TypeError for a size that is no whole number, ValueError for one below 1.
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size below 1.
     """
 
     values: nn.Parameter | None
@@ -57,8 +64,12 @@ class SlotProjection(nn.Module):
     def forward(self, kv: ContextKeys, real: Tensor | None = None) -> ContextKeys:
         """Keys and values (B, Hkv, M, D) → (B, Hkv, slots, D).
 
-        real: (B or 1, M), True where a key counts; others enter every slot as 0.
-        Raises ValueError where there are more positions than the matrices have, or other heads.
+        Args:
+            kv: keys and values.
+            real: (B or 1, M), True where a key counts; others enter every slot as 0.
+
+        Raises:
+            ValueError: more positions than the matrices have, or another number of heads.
         """
         length, num_heads = kv.k.shape[-2], kv.k.shape[1]
         if length > self.positions:
@@ -72,26 +83,31 @@ class SlotProjection(nn.Module):
         if real is not None:
             hidden = ~real[:, None, :, None]  # (B or 1, 1, M, 1)
             k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-        return ContextKeys(_mixed(self.keys, k), _mixed(self.keys if self.values is None else self.values, v))
+        e, f = self.keys, self.keys if self.values is None else self.values  # (positions, slots) or one for each head
+        k = e[..., :length, :].to(k.dtype).transpose(-1, -2) @ k
+        v = f[..., :length, :].to(v.dtype).transpose(-1, -2) @ v
+        return ContextKeys(k, v)
 
     def extra_repr(self) -> str:
-        """What `print(module)` says of it."""
+        """The arguments shown by `print(module)`."""
         return f"{self.positions} → {self.slots}, num_heads={self.num_heads}, key_value={self.key_value}"
 
 
-class LinformerAttention(HeadProjections):
+class LinformerAttention(LinearAttention):
     """Multi-head attention over slots, in the place of `MultiHeadAttention` in an encoder.
 
     >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
     >>> layer(torch.zeros(1, 50, 6)).shape
     torch.Size([1, 50, 6])
 
-    d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
-    `regard.MultiHeadAttention`.
-
     Args:
-        projection: how positions become slots. The same module given to several layers is shared by them.
+        d_model: width of x and of the result.
+        num_heads: query heads.
+        projection: how positions become slots. The same module may be given to several layers, which then share it.
         values_are_keys: the values are the keys, and there is no W_V.
+        dropout: on the weights, in training only.
+        backend: as in `regard.attention`.
+        options: num_kv_heads, head_dim, bias, out_bias, fused, head_norms and scale, as in `MultiHeadAttention`.
 
     Raises:
         TypeError: sizes that are not integers, or another kind of projection.
@@ -104,42 +120,22 @@ class LinformerAttention(HeadProjections):
         num_heads: int,
         *,
         projection: SlotProjection,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        fused: bool = False,
-        head_norms: tuple[nn.Module, nn.Module] | None = None,
         values_are_keys: bool = False,
         dropout: float = 0.0,
-        scale: float | None = None,
         backend: str = "auto",
+        **options: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
-            fused=fused,
-            head_norms=head_norms,
-            values_are_keys=values_are_keys,
-        )
+        super().__init__(d_model, num_heads, values_are_keys=values_are_keys, **options)
         if not isinstance(projection, SlotProjection):
             raise TypeError(f"projection must be a SlotProjection, got {type(projection).__name__}")
         if projection.num_heads not in (1, self.num_kv_heads):
             raise ValueError(
                 f"the projection is for {projection.num_heads} key/value heads, but the layer has {self.num_kv_heads}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        if scale is not None and not isfinite(scale):
-            raise ValueError(f"scale must be a finite number, got {scale}")
-        if backend != "auto":
-            load(backend)  # an unknown name is an error here, not in the first call
+        if not isfinite(self.scale):
+            raise ValueError(f"scale must be a finite number, got {self.scale}")
+        check_weights(dropout, backend)
         self.projection, self.dropout, self.backend = projection, dropout, backend
-        self.scale = self.head_dim**-0.5 if scale is None else scale
 
     def forward(
         self,
@@ -150,18 +146,23 @@ class LinformerAttention(HeadProjections):
         cache: None = None,
         positions: None = None,
     ) -> Tensor:
-        """x (B, N, d_model) looks at the slots of itself, or of context (B, M, d_model); the result is (B, N, d_model).
+        """x (B, N, d_model) attends to the slots of itself or of a context; the result is (B, N, d_model).
 
-        mask: padding alone; padded keys enter the slots as 0.
-        cache, positions: a block passes them; here they must be None.
+        Args:
+            x: (B, N, d_model) or (N, d_model).
+            context: (B, M, d_model), or `keys(context)`.
+            mask: padding alone; padded keys enter the slots as 0.
+            cache: must be None.
+            positions: must be None.
 
-        Raises ValueError for a causal mask, for more positions than the projection has, for a cache or positions.
+        Raises:
+            ValueError: a causal mask, more positions than the projection has, a cache or positions.
         """
         if x.ndim == 2:
             context = context[None] if isinstance(context, Tensor) else context
             return self.forward(x[None], context, mask=mask, cache=cache, positions=positions)[0]
         if cache is not None:
-            raise ValueError(f"Linformer keeps no cache: {MIXES}. PerformerAttention decodes step by step")
+            raise ValueError(NO_CACHE)
         if positions is not None:
             raise ValueError("positions are read by Rotary only, and Linformer has none")
         q, slots = self.slots(x, context, mask=mask)
@@ -172,73 +173,64 @@ class LinformerAttention(HeadProjections):
     def slots(
         self, x: Tensor, context: Tensor | ContextKeys | None = None, *, mask: object = None
     ) -> tuple[Tensor, ContextKeys]:
-        """The queries (B, H, N, D), and the slots' keys and values (B, Hkv, slots, D): what the softmax works on.
+        """The queries (B, H, N, D), and the slots' keys and values (B, Hkv, slots, D): the inputs of the softmax.
 
         >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
         >>> q, (k, v) = layer.slots(torch.zeros(1, 50, 6))
         >>> q.shape, k.shape
         (torch.Size([1, 2, 50, 3]), torch.Size([1, 2, 4, 3]))
 
-        x, context, mask: as in a call of the layer. Raises as it does.
+        Arguments and exceptions are those of `forward`.
         """
         q, kv = self.projected(x, context)
         seen = read_key_mask(mask, len(q), self.num_heads, q.shape[-2], kv.k.shape[-2], q.device)
         if seen.causal:
-            raise ValueError(f"Linformer cannot be causal: {MIXES}. Use MultiHeadAttention or PerformerAttention")
+            raise ValueError(
+                "Linformer cannot be causal: a slot mixes all positions, so a query that sees any slot sees what is "
+                "ahead of it. Use MultiHeadAttention or PerformerAttention"
+            )
         return q, self.projection(kv, seen.real)
 
     def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> NoReturn:
-        """Raises ValueError: a Linformer cannot go on step by step."""
-        raise ValueError(f"Linformer keeps no cache: {MIXES}. PerformerAttention decodes step by step")
+        """Raises ValueError: a Linformer cannot decode step by step."""
+        raise ValueError(NO_CACHE)
 
     @classmethod
     def in_place_of(cls, layer: MultiHeadAttention, *, projection: SlotProjection) -> LinformerAttention:
-        """A Linformer with the very projections of a layer: its parameters are shared, not copied.
+        """A Linformer with the projections of a layer: its parameters are shared, not copied.
 
         >>> softmax = MultiHeadAttention(6, 2)
         >>> LinformerAttention.in_place_of(softmax, projection=SlotProjection(100, 4)).w_q is softmax.w_q
         True
 
-        projection: how positions become slots; it stays where it is, on its device and in its dtype.
-        Raises ValueError with the reason for a layer whose attention cannot be over slots.
-        """
-        why = cls.unsupported_reason(layer)
-        if why is not None:
-            raise ValueError(f"no Linformer can take the place of this layer: {why}")
-        with torch.device("meta"):  # its own projections would be thrown away
-            made = cls(
-                layer.d_model,
-                layer.num_heads,
-                projection=projection,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                fused=layer.fused,
-                dropout=layer.dropout,
-                scale=layer.scale,
-                backend=layer.backend,
-            )
-        made.take_over(layer)
-        return made.train(layer.training)
+        Args:
+            layer: the layer to replace.
+            projection: how positions become slots; it keeps its device and dtype.
 
-    @staticmethod
-    def unsupported_reason(layer: MultiHeadAttention) -> str | None:
+        Raises:
+            ValueError: the attention of the layer cannot be over slots; the message gives the reason.
+        """
+        return cls._sharing(layer, projection=projection, dropout=layer.dropout, backend=layer.backend)
+
+    @classmethod
+    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
         """Why a Linformer cannot take the place of a layer, or None."""
         if layer.position is not None:
             return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
-        if layer.softcap is not None:
-            return f"its scores have a softcap ({layer.softcap}), which Linformer does not offer"
         if not isfinite(layer.scale):
             return f"its scale is {layer.scale}, which is no finite number"
-        if layer.d_context != layer.d_model:
-            return f"it looks at a context of width {layer.d_context}, and a Linformer at one as wide as x"
-        return None
+        return super().unsupported_reason(layer)
 
     @classmethod
     def from_package(cls, module: Any, *, projection: SlotProjection | None = None) -> LinformerAttention:
         """The same layer with the weights of a `linformer.LinformerSelfAttention`, copied.
 
-        module: of the linformer package.  projection: use this one instead of a copy of the module's own.
-        Raises TypeError for another object.
+        Args:
+            module: of the linformer package.
+            projection: use this one instead of a copy of the module's own.
+
+        Raises:
+            TypeError: another object.
         """
         if type(module).__name__ != "LinformerSelfAttention":
             raise TypeError(f"from_package takes a linformer.LinformerSelfAttention, got {type(module).__name__}")
@@ -264,16 +256,3 @@ class LinformerAttention(HeadProjections):
             names |= {f"projection.{name}": value for name, value in projection.state_dict().items()}
         layer.load_state_dict({name: value.detach() for name, value in names.items()})
         return layer.train(module.training)
-
-    def extra_repr(self) -> str:
-        """What `print(layer)` says of it."""
-        return f"{self.d_model}, num_heads={self.num_heads}, head_dim={self.head_dim}, num_kv_heads={self.num_kv_heads}"
-
-
-MIXES = "a slot mixes all positions, later ones too, so a query that sees any slot sees what is ahead of it"
-
-
-def _mixed(matrix: Tensor, x: Tensor) -> Tensor:
-    """matrix (positions, slots) or (Hkv, positions, slots), x (B, Hkv, M, D) → (B, Hkv, slots, D)."""
-    used = matrix[..., : x.shape[-2], :].to(x.dtype)
-    return used.transpose(-1, -2) @ x

@@ -1,8 +1,6 @@
-"""The parts that models of pictures are made of: patches, their positions, tower, heads.
+"""The parts of vision models: patches and their positions, tower, heads; and Flamingo's resampler and gated attention.
 
     pixel_values (B, C, H, W) ─ patches (B, rows·columns, d) ─ [cls, registers, patches] + positions ─ block ─ … ─ norm
-
-The blocks are those of the text models (parts.py). This file knows no family and no checkpoint.
 
 Axis letters: B batch, C channels, H, W height and width in pixels, N tokens, d width of the model.
 """
@@ -10,6 +8,7 @@ Axis letters: B batch, C channels, H, W height and width in pixels, N tokens, d 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -17,42 +16,31 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear, pad, pixel_shuffle
 
 from regard.layouts import Frame, Sides
-from regard.nn.blocks import Block, TowerOutput
+from regard.masks import Mask
+from regard.masks.mask import Bounds, TileGrid, booleans
+from regard.masks.rules import IndexRule, cell_of
+from regard.nn.attention import ContextKeys, MultiHeadAttention
+from regard.nn.blocks import Block, FeedForward, TowerOutput
 from regard.nn.linear import Linear
-
-__all__ = [
-    "ImageLabels",
-    "Mean",
-    "NormedFirst",
-    "PatchEmbedding",
-    "PatchGrid",
-    "PatchProjection",
-    "PixelReconstruction",
-    "VisionTower",
-    "interpolate_positions",
-    "summary",
-]
 
 Pooling = Literal["cls", "mean", "both"]
 MOST_TIMES = 64  # 8 times the height and the width that positions were learnt for; attention takes the square of it
 
 
 class PatchGrid(NamedTuple):
-    """How many patches lie below and beside each other."""
+    """Rows and columns of patches."""
 
     rows: int
     columns: int
 
 
 class PatchProjection(nn.Module):
-    """Cut pixels into patches and make a vector of each: 16 · 16 · 3 numbers become d.
+    """Cut pixels into patches and project each to a vector: a convolution whose stride is its size.
 
     >>> PatchProjection(3, 768, (16, 16))(torch.zeros(1, 3, 224, 224)).shape
     torch.Size([1, 196, 768])
 
-    channels: of the image.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
-    padded: what does not fill a patch at the right and lower edges is padded to one (Swin), else it is not seen.
-    The weight is (d, channels, height, width), as a convolution's, which this is.
+    padded: incomplete patches at the right and lower edges are padded (Swin), else dropped.
     """
 
     bias: Tensor | None
@@ -69,11 +57,11 @@ class PatchProjection(nn.Module):
 
     @property
     def least(self) -> tuple[int, int]:
-        """Height and width of the smallest picture that makes a patch."""
+        """Height and width of the smallest image that has a patch."""
         return (1, 1) if self.padded else self.size
 
     def grid(self, height: int, width: int) -> PatchGrid:
-        """How many patches there are in so many pixels."""
+        """The grid of patches of an image of this size."""
         if self.padded:
             return PatchGrid(-(-height // self.size[0]), -(-width // self.size[1]))
         return PatchGrid(height // self.size[0], width // self.size[1])
@@ -99,10 +87,9 @@ class PatchEmbedding(nn.Module):
     >>> embed(torch.zeros(2, 3, 16, 16)).shape                # another size: the positions are interpolated
     torch.Size([2, 17, 6])
 
-    patches: how they are made.  pixels: height and width that the positions were learnt for.
-    distilled: is there a second token beside cls (DeiT).  registers: how many tokens without a position (DINOv2).
-    masked: is there a token for hidden patches (masked image modelling).
-    antialias, stretch: as in `interpolate_positions`.  norm: of the sum (CLIP).  dropout: in training only.
+    pixels: height and width that the positions were learnt for.  distilled: a second token beside cls (DeiT).
+    registers: number of tokens without a position (DINOv2).  masked: a token for masked patches.
+    antialias, stretch: as in `interpolate_positions`.  norm: of the sum (CLIP).
     """
 
     distillation: Tensor | None
@@ -125,7 +112,7 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         d, self.grid = patches.weight.shape[0], patches.grid(*pixels)
         if min(self.grid) < 1:
-            raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
+            raise ValueError(f"an image of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
         self.patches, self.pixels, self.antialias, self.stretch = patches, pixels, antialias, stretch
         self.cls = nn.Parameter(torch.zeros(d))
         self.distillation = nn.Parameter(torch.zeros(d)) if distilled else None
@@ -142,15 +129,12 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, N, d)."""
-        learnt = self.positions[-self.grid.rows * self.grid.columns :]
-        # Before the patches are made: it refuses too many.
-        places = interpolate_positions(
-            learnt,
-            self.grid,
+        learnt, grid = (
+            self.positions[-self.grid.rows * self.grid.columns :],
             self.patches.grid(*pixel_values.shape[-2:]),
-            antialias=self.antialias,
-            stretch=self.stretch,
         )
+        # Before the patches are computed: it raises if there are too many.
+        places = interpolate_positions(learnt, self.grid, grid, antialias=self.antialias, stretch=self.stretch)
         x = self.patches(pixel_values)  # (B, rows·columns, d)
         if bool_masked_pos is not None:
             assert self.hidden is not None
@@ -166,33 +150,33 @@ class PatchEmbedding(nn.Module):
 def interpolate_positions(
     positions: Tensor, learnt: PatchGrid, grid: PatchGrid, *, antialias: bool = False, stretch: float = 0.0
 ) -> Tensor:
-    """Positions (rows·columns, d) that were learnt for one grid, interpolated for another where it is another.
+    """Positions (rows·columns, d) that were learnt for one grid, interpolated for another.
 
     >>> interpolate_positions(torch.tensor([[0.0], [1.0]]), PatchGrid(1, 2), PatchGrid(1, 3)).shape
     torch.Size([3, 1])
 
-    antialias: of the interpolation.  stretch: draw them out by so much of a patch more, and cut that off: the first
-    DINO did, against rounding, and Idefics does.  Raises ValueError for more than MOST_TIMES as many positions.
+    stretch: enlarge by this part of a patch more, and cut that off: against rounding, in the first DINO and in Idefics.
+    Raises ValueError for more than MOST_TIMES as many positions.
     """
     if grid == learnt:
         return positions
     if grid.rows * grid.columns > MOST_TIMES * learnt.rows * learnt.columns:
         raise ValueError(
             f"the pixels make {grid.rows} × {grid.columns} patches, and the model learnt positions of {learnt.rows} × "
-            f"{learnt.columns}: at most {MOST_TIMES} times as many are interpolated. Make the picture smaller, or "
+            f"{learnt.columns}: at most {MOST_TIMES} times as many are interpolated. Make the image smaller, or "
             "correct the size in preprocessor_config.json"
         )
     square = positions.reshape(1, *learnt, -1).permute(0, 3, 1, 2)  # (1, d, rows, columns)
-    wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half a precision shifts bicubic places
-    way: dict[str, Any] = {"size": tuple(grid)}
+    wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half precision shifts bicubic places
+    target: dict[str, Any] = {"size": tuple(grid)}
     if stretch:  # torch rounds the size down, to the grid
-        way = {"scale_factor": tuple((n + stretch) / m for n, m in zip(grid, learnt, strict=True))}
-    found = interpolate(wide, **way, mode="bicubic", align_corners=False, antialias=antialias)
-    return found.to(square.dtype)[0].flatten(1).T
+        target = {"scale_factor": tuple((n + stretch) / m for n, m in zip(grid, learnt, strict=True))}
+    places = interpolate(wide, **target, mode="bicubic", align_corners=False, antialias=antialias)
+    return places.to(square.dtype)[0].flatten(1).T
 
 
 class VisionTower(nn.Module):
-    """Patches, blocks, a norm: what every model of pictures with one grid has.
+    """Patches, blocks, and a norm after the last block: every vision model with one grid.
 
     >>> from regard.nn.blocks import FeedForward
     >>> from regard.nn.attention import MultiHeadAttention
@@ -201,8 +185,6 @@ class VisionTower(nn.Module):
     >>> tower = VisionTower(PatchEmbedding(PatchProjection(3, 6, (4, 4)), (12, 8)), [block], norm=nn.LayerNorm(6))
     >>> tower(torch.zeros(1, 3, 12, 8)).last_hidden_state.shape
     torch.Size([1, 7, 6])
-
-    norm: of the last block's result.
     """
 
     def __init__(self, embed: PatchEmbedding, blocks: Sequence[Block], *, norm: nn.Module | None = None) -> None:
@@ -210,7 +192,7 @@ class VisionTower(nn.Module):
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
 
     def grid(self, height: int, width: int) -> PatchGrid:
-        """How many patches there are in so many pixels."""
+        """The grid of patches of an image of this size."""
         return self.embed.patches.grid(height, width)
 
     def sides(self, frame: Frame) -> dict[str, Sides]:
@@ -227,19 +209,12 @@ class VisionTower(nn.Module):
         for block in self.blocks:
             x = block(x)
             hidden_states += [x] if output_hidden_states else []
-        return TowerOutput(
-            x if self.norm is None else self.norm(x), tuple(hidden_states) if output_hidden_states else None
-        )
+        last = x if self.norm is None else self.norm(x)
+        return TowerOutput(last, tuple(hidden_states) if output_hidden_states else None)
 
 
 def summary(hidden: Tensor, before: int, pooling: Pooling) -> Tensor:
-    """One vector for a picture of its tokens (B, N, d): cls, the mean of the patches, or both side by side.
-
-    >>> summary(torch.tensor([[[9.0], [1.0], [3.0]]]), 1, "both")
-    tensor([[9., 2.]])
-
-    before: how many tokens stand before the patches.
-    """
+    """One vector of an image's tokens (B, N, d): cls, the mean of the tokens from `before` on, or both in a row."""
     if pooling == "cls":
         return hidden[:, 0]
     mean = hidden[:, before:].mean(1)
@@ -247,7 +222,7 @@ def summary(hidden: Tensor, before: int, pooling: Pooling) -> Tensor:
 
 
 class Mean(nn.Module):
-    """The mean of all vectors: Swin's summary of a picture, which has no cls."""
+    """The mean of all vectors, in Swin, which has no cls."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, N, d) → (B, d)."""
@@ -255,10 +230,7 @@ class Mean(nn.Module):
 
 
 class NormedFirst(nn.Module):
-    """cls, normed alone: CLIP's summary of a picture, whose other vectors stay as they are.
-
-    norm: of cls.
-    """
+    """cls, normed alone: CLIP's pooling, which leaves the other vectors as they are."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -270,10 +242,7 @@ class NormedFirst(nn.Module):
 
 
 class ImageLabels(nn.Module):
-    """A score for each label from a picture's summary.
-
-    d: width of the summary.  pooling: "cls", "mean" of the patches, or "both".
-    """
+    """Logits over labels from cls, the mean of the patches, or both; d: width of that vector."""
 
     def __init__(self, d: int, labels: int, *, pooling: Pooling = "cls") -> None:
         super().__init__()
@@ -285,10 +254,7 @@ class ImageLabels(nn.Module):
 
 
 class PixelReconstruction(nn.Module):
-    """The pixels of every patch from its vector: masked image modelling.
-
-    d: width of the vectors.  stride: pixels that a patch becomes, each way.  channels: of the image.
-    """
+    """The pixels of every patch from its vector, stride × stride each: masked image modelling."""
 
     def __init__(self, d: int, stride: int, channels: int) -> None:
         super().__init__()
@@ -298,3 +264,128 @@ class PixelReconstruction(nn.Module):
         """(B, N, d) → (B, C, rows·stride, columns·stride)."""
         x = linear(hidden[:, before:], self.score.weight.flatten(1), self.score.bias)  # (B, patches, C·stride²)
         return pixel_shuffle(x.mT.reshape(*x.mT.shape[:2], *grid), self.stride)
+
+
+# ------------------------------------------------------------------------------------------------------------- Flamingo
+#
+#   an image's vectors (n, e) ─ resampler ─ L latents (L, e), however many vectors there were
+#   text (N, d) ─ + tanh(a) · attention to the latents ─ + tanh(b) · feed-forward ─ the language model's next block
+#
+# A gate starts at 0, where the language model is as it was without images. Axis letters: B texts, N positions, P images
+# of each text, n vectors of an image, L latents of it, e and d widths of images and text.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageMask(Mask):
+    """Which images each token sees, where the keys are the images' vectors, one image after another.
+
+    >>> print(ImageMask(torch.tensor([[[False, False], [True, False], [False, True]]]), each=2).draw(3, 4))
+    · · · ·
+    ■ ■ · ·
+    · · ■ ■
+    """
+
+    sees: Tensor  # (B, N, P) booleans
+    each: int  # vectors of an image
+
+    def varies(self) -> tuple[int, int]:
+        """Texts differ, heads do not."""
+        return len(self.sees), 1
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        """Raise ValueError unless there are N queries, and keys for P images."""
+        super().fit(batch, heads, nq, nk)
+        _, n, images = self.sees.shape
+        if (nq, nk) != (n, images * self.each):
+            raise ValueError(f"{self!r} is for {n} queries × {images} · {self.each} keys, but the call has {nq} × {nk}")
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j) that reads the image's cell."""
+        cell, each = cell_of(self.sees.to(device).unsqueeze(1)), self.each
+        return lambda b, h, i, j: cell(b, h, i, j // each)
+
+    def bounds(self, grid: TileGrid) -> Bounds:
+        """Exact: the count in any rectangle is a combination of four cumulative counts."""
+        (i0, i1), (j0, j1) = grid.rows(grid.i), grid.cols(grid.j)
+        p0, p1 = j0 // self.each, j1 // self.each
+        sums = pad(self.sees.to(grid.device).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)  # (B, N + 1, P + 1)
+        seen = sums[:, i1 + 1, p1 + 1] - sums[:, i0, p1 + 1] - sums[:, i1 + 1, p0] + sums[:, i0, p0]
+        seen = seen.unsqueeze(1)  # (B, 1, Tq, Tk)
+        return seen > 0, seen == (i1 - i0 + 1) * (p1 - p0 + 1)
+
+    def __repr__(self) -> str:
+        return f"ImageMask({booleans(self.sees)}, each={self.each})"
+
+
+class ResamplerBlock(nn.Module):
+    """Latents attend to an image and to each other, then feed-forward; each is added, and normed before."""
+
+    def __init__(self, d: int, attention: MultiHeadAttention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.image_norm, self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d) for _ in range(3))
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        """Latents (B, L, e) and an image's vectors (B, n, e) → latents (B, L, e)."""
+        latents = self.attention_norm(x)
+        x = x + self.attention(latents, torch.cat([self.image_norm(image), latents], 1))
+        return x + cast(Tensor, self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Resampler(nn.Module):
+    """A fixed number of vectors of an image, however many it has: learnt queries gather them (Perceiver).
+
+    >>> block = ResamplerBlock(6, MultiHeadAttention(6, 2), FeedForward(6, 24, "relu"))
+    >>> Resampler(3, 6, [block])(torch.zeros(5, 17, 6)).shape
+    torch.Size([5, 3, 6])
+    """
+
+    def __init__(self, latents: int, d: int, blocks: Sequence[ResamplerBlock]) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(latents, d))
+        self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(d)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, n, e) → (B, L, e)."""
+        x = self.latents.expand(len(image), -1, -1)
+        for block in self.blocks:
+            x = block(x, image)
+        return cast(Tensor, self.norm(x))
+
+
+class GatedLook(nn.Module):
+    """Text attends to images, then feed-forward; the output of each goes through a gate, the tanh of a parameter.
+
+    >>> look = GatedLook(MultiHeadAttention(6, 2, d_context=5), FeedForward(6, 10, "relu"), [nn.Identity()] * 2)
+    >>> x = torch.randn(1, 3, 6)
+    >>> torch.equal(look(x, torch.randn(1, 4, 5), None), x)        # the gates are shut before training
+    True
+
+    gates: 1 for all features, or d, one for each.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        norms: Sequence[nn.Module],
+        *,
+        gates: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.attention_norm, self.feed_forward_norm = norms
+        self.attention_gate, self.feed_forward_gate = (nn.Parameter(torch.zeros(gates)) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, images: Tensor | ContextKeys | None, mask: Mask | None) -> Tensor:
+        """Text (B, N, d) → (B, N, d). A token that sees no image gets nothing from attention: its weights are 0.
+
+        images: (B, P·L, e), or their keys; None if no token sees one.  mask: which images each token sees.
+        """
+        if images is not None:
+            seen = self.attention(self.attention_norm(x), images, mask=mask)
+            x = x + torch.tanh(self.attention_gate) * self.dropout(seen)
+        added = self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return x + torch.tanh(self.feed_forward_gate) * cast(Tensor, added)

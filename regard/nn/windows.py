@@ -1,13 +1,13 @@
-"""The parts of models that look at a picture window by window: cutting a grid, blocks, merging, stages (Swin).
+"""The parts of Swin: attention in windows of a grid of patches, merging of patches, stages.
 
     pixels ─ patches (B, rows·columns, d) ─ block ─ block ─ merging (B, ¼ as many, 2·d) ─ block ─ … ─ norm
     block:   tokens ─ windows (B·W, N, d) ─ attention in each ─ tokens; then feed-forward
 
-A window is a batch entry of the one attention, so nothing is ever as large as (rows·columns)². Every second block's
-windows lie half a window further down and right. The grid is rolled for that, and the windows at its far edges then
-hold tokens of opposite edges, which do not see each other: the mask says so. This file knows no family, no checkpoint.
+A window is a batch entry of one attention call, so nothing is ever as large as (rows·columns)². The windows of every
+second block lie half a window further down and right: the grid is rolled for that, and the windows at its far edges
+then hold tokens of opposite edges, which a mask hides from each other.
 
-Axis letters: B pictures, W windows of a picture, N tokens of a window, d width, which doubles with each merging.
+Axis letters: B images, W windows of an image, N tokens of a window, d width, which doubles with each merging.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from regard.nn.linear import Linear
 from regard.nn.vision import PatchGrid, PatchProjection, interpolate_positions
 from regard.positions import Swin, SwinBias
 
-__all__ = ["Merging", "Stage", "WindowBlock", "WindowEmbedding", "WindowTable", "WindowTower", "Windows"]
-
 
 @dataclass(frozen=True, eq=False)
 class Windows:
@@ -42,35 +40,43 @@ class Windows:
     >>> windows = Windows.of(PatchGrid(2, 3), 2, shifted=False, batch=1, device=torch.device("cpu"))
     >>> windows.cut(torch.arange(1.0, 7.0).reshape(1, 6, 1)).squeeze(-1).tolist()      # 2 × 3 padded to 2 × 4
     [[1.0, 2.0, 4.0, 5.0], [3.0, 0.0, 6.0, 0.0]]
-
-    order: (W·N,) which token of the padded grid comes where.  back: (rows·columns,) where the grid's own went.
-    mask: who sees whom, (B·W) batch rows; None for all. Padding is seen, as in the paper's code and in transformers.
     """
 
     grid: PatchGrid
     padded: PatchGrid
     side: int
-    order: Tensor
-    back: Tensor
-    mask: Mask | None
+    order: Tensor  # (W·N,) the index in the padded grid of each token
+    back: Tensor  # (rows·columns,) the index in the windows of each token of the grid
+    mask: (
+        Mask | None
+    )  # of (B·W) batch rows; None hides nothing. Padding is seen, as in the paper's code and transformers.
 
     @classmethod
     def of(cls, grid: PatchGrid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
-        """The windows of `batch` pictures whose tokens lie on a grid.
+        """The windows of `batch` images, `window` tokens wide and high, shifted by half a window or not.
 
-        window: tokens of a side. Where a side of the grid is no longer, the window is as small as it, and not shifted.
-        shifted: by half a window.
+        If a side of the grid is no longer than that, the window is as small as it, and not shifted.
         """
         side, shift = min(window, *grid), window // 2 if shifted and min(grid) > window else 0
         padded = PatchGrid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
+
+        def cut(table: Tensor) -> Tensor:
+            """(rows, columns) → (W, N)."""
+            return table.reshape(padded.rows // side, side, -1, side).transpose(1, 2).reshape(-1, side**2)
+
+        def regions(n: int) -> Tensor:
+            """(n,) of a rolled axis: 0, in the last window 1, and there 2 for what came round from the other edge."""
+            place = torch.arange(n, device=device)
+            return (place >= n - side).long() + (place >= n - shift).long()
+
         numbers = torch.arange(padded.rows * padded.columns, device=device)
-        order = _cut(numbers.reshape(padded).roll((-shift, -shift), (0, 1)), side)  # (W, N)
+        order = cut(numbers.reshape(padded).roll((-shift, -shift), (0, 1)))
         laid = numbers.reshape(padded.rows // side, -1, side, side).transpose(1, 2).reshape(padded)
         back = laid.roll((shift, shift), (0, 1))[: grid.rows, : grid.columns]
         mask = None
         if shift:
-            down, across = (_regions(n, side, shift, device) for n in padded)
-            mask = masks.documents(_cut(3 * down.unsqueeze(-1) + across, side).repeat(batch, 1))
+            ids = 3 * regions(padded.rows).unsqueeze(-1) + regions(padded.columns)
+            mask = masks.documents(cut(ids).repeat(batch, 1))
         return cls(grid, padded, side, order.flatten(), back.flatten(), mask)
 
     def cut(self, x: Tensor) -> Tensor:
@@ -88,38 +94,22 @@ class Windows:
 
 @lru_cache(maxsize=32)
 def _kept_windows(grid: PatchGrid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
-    """`Windows.of`, remembered. Outside of inference mode: a later call may be trained with what is kept here."""
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # a later call may be trained with what is kept here
         return Windows.of(grid, window, shifted=shifted, batch=batch, device=device)
 
 
-def _cut(table: Tensor, side: int) -> Tensor:
-    """(rows, columns) → (W, N)."""
-    rows, columns = table.shape
-    return table.reshape(rows // side, side, columns // side, side).transpose(1, 2).reshape(-1, side**2)
-
-
-def _regions(n: int, side: int, shift: int, device: torch.device) -> Tensor:
-    """(n,) of a rolled axis: 0, in the last window 1, and there 2 for what came round from the other edge."""
-    place = torch.arange(n, device=device)
-    return (place >= n - side).long() + (place >= n - shift).long()
-
-
 class WindowTable(Swin):
-    """Swin's relative positions in square windows, also in smaller ones, which use the middle of the table.
+    """Swin's relative positions in square windows; smaller windows use the middle of the table.
 
     >>> WindowTable(7, num_heads=3).bias(torch.zeros(1, 3, 25, 8), 1.0)
     SwinBias(5×5 patches, 3 heads)
-
-    A number of the table is of an offset between two tokens, which means the same in a window of any size.
-    side: tokens of a window's side.
     """
 
     def __init__(self, side: int, num_heads: int) -> None:
         super().__init__((side, side), num_heads)
 
     def bias(self, q: Tensor, scale: float) -> SwinBias:
-        """The bias for q (…, N, D), N being the square of a side."""
+        """The bias for q (…, N, D) of a window of √N × √N tokens."""
         full, side = self.window[0], isqrt(q.shape[-2])
         if side >= full:
             return super().bias(q, scale)
@@ -131,8 +121,7 @@ class WindowTable(Swin):
 class WindowBlock(nn.Module):
     """Attention in each window and feed-forward, each normed before and added to x.
 
-    norms: of the two parts.  dropout: on what each adds, in training only.  left_out: of what attention adds; the
-    paper's code leaves out feed-forward's part as often, transformers does not, nor does this.
+    left_out: drop-path probability of attention; as in transformers not of feed-forward, unlike in the paper's code.
     """
 
     def __init__(
@@ -157,12 +146,10 @@ class WindowBlock(nn.Module):
 
 
 class Merging(nn.Module):
-    """Four neighbours become one token of twice their width; an odd side of the grid is padded.
+    """Four neighbours become one token of twice their width d; an odd side of the grid is padded.
 
     >>> Merging(6)(torch.zeros(2, 15, 6), PatchGrid(5, 3)).shape
     torch.Size([2, 6, 12])
-
-    d: width before.
     """
 
     def __init__(self, d: int) -> None:
@@ -175,26 +162,18 @@ class Merging(nn.Module):
         x = x.reshape(x.shape[0], *grid, d)
         if grid.rows % 2 or grid.columns % 2:
             x = pad(x, (0, 0, 0, grid.columns % 2, 0, grid.rows % 2))
-        fours = x.reshape(x.shape[0], rows, 2, columns, 2, d).permute(
-            0, 1, 3, 4, 2, 5
-        )  # left before right, upper first
+        # Left before right, upper first.
+        fours = x.reshape(x.shape[0], rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5)
         return cast(Tensor, self.w(self.norm(fours.reshape(x.shape[0], rows * columns, 4 * d))))
 
 
 def merged(grid: PatchGrid) -> PatchGrid:
-    """What is left of a grid after merging.
-
-    >>> merged(PatchGrid(5, 8))
-    PatchGrid(rows=3, columns=4)
-    """
+    """The grid after merging."""
     return PatchGrid(-(-grid.rows // 2), -(-grid.columns // 2))
 
 
 class Stage(nn.Module):
-    """Blocks on one grid, their windows shifted in every second one, and the merging after them.
-
-    window: tokens of a window's side.  merging: None in the last stage.
-    """
+    """Blocks on one grid, windows shifted in every second one, and the merging after them (None in the last stage)."""
 
     def __init__(self, blocks: Sequence[WindowBlock], window: int, merging: Merging | None) -> None:
         super().__init__()
@@ -202,7 +181,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, grid: PatchGrid) -> Tensor:
         """(B, rows·columns, d) → the same, or merged."""
-        # Kept, for no weight is in them: made anew they would take a twentieth of the time of a small Swin on a CPU.
+        # Kept, as they hold no weights: recomputed they would take a twentieth of the time of a small Swin on a CPU.
         make = Windows.of if followed() else _kept_windows
         cuts = [
             make(grid, self.window, shifted=shifted, batch=x.shape[0], device=x.device)
@@ -214,13 +193,13 @@ class Stage(nn.Module):
 
 
 class WindowEmbedding(nn.Module):
-    """Pixels to normed vectors of patches, with a learnt position for each where the model has them.
+    """Pixels to normed vectors of patches, plus a learnt position for each if the model has them.
 
     >>> WindowEmbedding(PatchProjection(3, 6, (4, 4), padded=True), (12, 8))(torch.zeros(2, 3, 13, 8)).shape
     torch.Size([2, 8, 6])
 
-    patches: how they are made.  pixels: height and width that positions are learnt for; None where there are none.
-    masked: is there a token for hidden patches (masked image modelling).  dropout: in training only.
+    pixels: height and width that positions are learnt for; None for no positions.
+    masked: whether there is a token for masked patches (masked image modelling).
     """
 
     hidden: Tensor | None
@@ -238,7 +217,7 @@ class WindowEmbedding(nn.Module):
         if pixels is not None:
             rows, columns = pixels[0] // patches.size[0], pixels[1] // patches.size[1]  # the whole ones
             if rows < 1 or columns < 1:
-                raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
+                raise ValueError(f"an image of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
             self.learnt, self.positions = PatchGrid(rows, columns), nn.Parameter(torch.zeros(rows * columns, d))
 
     @property
@@ -258,17 +237,14 @@ class WindowEmbedding(nn.Module):
 
 
 class WindowTower(nn.Module):
-    """Patches, stages, a norm.
-
-    Every layer's vectors are the embedding's and, of each stage, what its merging gave, unnormed.
-    """
+    """Patches, stages, a norm. `hidden_states` are the embedding and the merged, unnormed output of each stage."""
 
     def __init__(self, embed: WindowEmbedding, stages: Sequence[Stage], *, norm: nn.Module) -> None:
         super().__init__()
         self.embed, self.stages, self.norm = embed, nn.ModuleList(stages), norm
 
     def grid(self, height: int, width: int) -> PatchGrid:
-        """How many tokens are left of so many pixels after all stages."""
+        """The grid of tokens after all stages, for an image of this size."""
         grid = self.embed.patches.grid(height, width)
         for _ in range(len(self.stages) - 1):
             grid = merged(grid)
@@ -277,12 +253,12 @@ class WindowTower(nn.Module):
     def sides(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, by the attention's path in the tower."""
         size = self.embed.patches.size
-        found: dict[str, Sides] = {}
+        sides: dict[str, Sides] = {}
         for i, stage in enumerate(self.stages):
             assert isinstance(stage, Stage)
             kinds = [Sides.windows(frame, stage=i, shifted=s, patch=size, window=stage.window) for s in (False, True)]
-            found |= {f"stages.{i}.blocks.{j}.attention": kinds[j % 2] for j in range(len(stage.blocks))}
-        return found
+            sides |= {f"stages.{i}.blocks.{j}.attention": kinds[j % 2] for j in range(len(stage.blocks))}
+        return sides
 
     def forward(
         self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False

@@ -23,9 +23,8 @@ from regard.models.image_text import Answerer, Captioner
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text import AnsweringModel, LongTextModel, TextModel
-from regard.nn.block_attention import BlockAttention
 from regard.nn.heads import EndPooler, LanguageHead
-from regard.nn.sliding_attention import SlidingAttention
+from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     DRAWN,

@@ -14,7 +14,7 @@ from regard.backends import reference, sparse
 from regard.backends import sparse as tile_batches
 from regard.backends.call import prepare
 from regard.growth import peak_bytes
-from regard.masks import rules, strips, tiles
+from regard.masks import rules, tiles
 from regard.testing import assert_rule
 
 B, H, KV, N, D, DV = 2, 6, 2, 211, 5, 3
@@ -267,9 +267,9 @@ def test_keys_of_a_window_are_not_copied(tokens_first, kernel_calls):
 @pytest.mark.parametrize("name", ["longformer", "bigbird"])
 def test_what_is_copied_at_once_stays_small(name, monkeypatch):
     sizes = []
-    gathered = strips.gathered
+    gathered = tiles.gathered
     monkeypatch.setattr(
-        strips, "gathered", lambda *given: sizes.append((len(given[1]), gathered(*given))) or sizes[-1][1]
+        tiles, "gathered", lambda *given: sizes.append((len(given[1]), gathered(*given))) or sizes[-1][1]
     )
     sparsely(*tensors(), mask=MASKS[name])
     assert all(stretches == 1 or 2 * made.numel() <= sparse.CELLS_AT_ONCE for stretches, made in sizes)
@@ -280,7 +280,7 @@ def test_what_is_copied_at_once_stays_small(name, monkeypatch):
 @pytest.mark.parametrize("count", [0, 1])
 def test_terms_that_are_not_kept_are_computed_again(name, count, monkeypatch):
     expected = sparsely(*tensors(), mask=MASKS[name], bias=count * torch.eye(N))
-    monkeypatch.setattr(strips, "MOST_ADDED_CELLS", 1)
+    monkeypatch.setattr(tiles, "MOST_ADDED_CELLS", 1)
     monkeypatch.setattr(rules, "_KEPT", {})
     other = {"longformer": LONGFORMER & masks.padding([N]), "bigbird": BIGBIRD & masks.padding([N])}[name]
     assert torch.equal(sparsely(*tensors(), mask=other, bias=count * torch.eye(N)), expected)

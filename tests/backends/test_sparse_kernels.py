@@ -20,7 +20,7 @@ from regard import masks, positions
 from regard.backends import reference, sparse, sparse_gpu
 from regard.backends.call import Call, prepare
 from regard.masks import rules
-from regard.nn.block_attention import Repeated
+from regard.nn.sparse_attention import Repeated
 from regard.testing import MASKS, Case, assert_rule, conform
 
 triton = pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")

@@ -843,7 +843,7 @@ PER_POSITION = [
     (
         lambda: queries([[1]]),
         ValueError,
-        r"\[i, …\].*B.*Nq.*torch\.int64.*\(1, 1\)",
+        r"\[i, …\].*B.*N.*torch\.int64.*\(1, 1\)",
     ),
     (lambda: queries([True]), ValueError, r"torch\.bool.*\(1,\)"),
     (lambda: queries([1.0]), ValueError, r"torch\.float(32|64).*\(1,\)"),

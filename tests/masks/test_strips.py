@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from regard import masks
-from regard.masks import rules, strips, tiles
+from regard.masks import rules, tiles
 from regard.masks.biases import Bias
-from regard.masks.strips import Terms, TileRun, gathered, pieces, runs
-from regard.masks.tiles import visible_tiles
+from regard.masks.tiles import Terms, TileRun, gathered, pieces, runs, visible_tiles
 
 CPU = torch.device("cpu")
 H, N, D = 3, 101, 5
@@ -211,20 +210,20 @@ def longest_run(mask) -> TileRun:
 
 def test_terms_are_kept_for_each_bias_and_dtype_and_bounded():
     group = longest_run(masks.window(5, 3)).group
-    biases = [Slope() for _ in range(2 * strips.MOST_KEPT)]
+    biases = [Slope() for _ in range(2 * tiles.MOST_KEPT)]
     for bias in biases:
         assert terms(bias).kept(group)
         assert terms(bias)._added(group) is terms(bias)._added(group)
     assert terms(biases[-1], dtype=torch.float64)._added(group).cells.dtype == torch.float64
     kept = [value for key, value in group.kept.items() if isinstance(key, tuple)]
-    assert len(kept) == strips.MOST_KEPT
+    assert len(kept) == tiles.MOST_KEPT
     assert kept[-1][0] is biases[-1]
 
 
 def test_terms_that_are_too_many_or_change_are_not_kept(monkeypatch):
     group = longest_run(masks.window(5, 3)).group
     assert not terms(Slope(), fixed=False).kept(group)
-    monkeypatch.setattr(strips, "MOST_ADDED_CELLS", group.queries.shape[1] * group.width - 1)
+    monkeypatch.setattr(tiles, "MOST_ADDED_CELLS", group.queries.shape[1] * group.width - 1)
     assert not terms(Slope()).kept(group)
 
 

@@ -20,8 +20,8 @@ from regard import masks
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.block_attention import BlockAttention, Repeated, block_counts, drawn_blocks
 from regard.nn.cache import GrowingCache
+from regard.nn.sparse_attention import BlockAttention, BlockPattern, Repeated, block_counts, drawn_blocks
 
 SMALL = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
 SMALL |= {"max_position_embeddings": 41, "type_vocab_size": 3, "num_labels": 7, "sep_token_id": 6}
@@ -246,7 +246,7 @@ def test_dropout_stands_where_transformers_has_it(tmp_path):
     model = load(change(tmp_path, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2))
     assert (model.tower.embed.norm.dropout.p, model.tower.embed.dropout.p) == (0.3, 0.0)
     assert (model.head.before.p, model.head.dropout.p) == (0.3, 0.3)
-    assert {(b.dropout.p, b.attention.dropout, b.attention.seed) for b in model.tower.depth} == {
+    assert {(b.dropout.p, b.attention.dropout, b.attention.pattern.seed) for b in model.tower.depth} == {
         (0.3, 0.2, seed) for seed in range(3)
     }
     head = load(change(tmp_path, classifier_dropout=0.1)).head
@@ -267,7 +267,7 @@ def test_embeddings_are_dropped_before_they_are_normed(tmp_path):
 def layer_and_input(*, train: bool = False) -> tuple[BlockAttention, Tensor, Tensor]:
     """Two texts of 29 tokens in 10 blocks of 3, the second padded from 23 on."""
     torch.manual_seed(19)
-    layer = BlockAttention(21, 3, size=3, random=2, seed=5, longest=64).double().train(train)
+    layer = BlockAttention(21, 3, BlockPattern(3, 2, 5, 64)).double().train(train)
     return layer, torch.randn(2, 29, 21, dtype=torch.float64), torch.arange(29) < torch.tensor([[29], [23]])
 
 
@@ -300,7 +300,7 @@ def test_a_key_counts_as_often_as_it_is_gathered(train):
 @torch.no_grad()  # FlexAttention has no backward on the CPU
 def test_every_backend_computes_the_same(train, backend):
     layer, x, tokens = layer_and_input(train=train)
-    other = BlockAttention(21, 3, size=3, random=2, seed=5, longest=64, backend=backend).double().train(train)
+    other = BlockAttention(21, 3, BlockPattern(3, 2, 5, 64), backend=backend).double().train(train)
     other.load_state_dict(layer.state_dict())
     padding = masks.padding(tokens)
     torch.testing.assert_close(other(x, mask=padding), layer(x, mask=padding), rtol=0, atol=1e-13)
@@ -346,7 +346,7 @@ def test_dropout_is_on_whole_texts_only():
 
 
 def test_layers_share_their_mask_unless_they_draw():
-    one, other = (BlockAttention(6, 2, size=2, random=1, seed=seed, longest=64).eval() for seed in (0, 1))
+    one, other = (BlockAttention(6, 2, BlockPattern(2, 1, seed, 64)).eval() for seed in (0, 1))
     cpu = torch.device("cpu")
     assert one.rules(17, cpu)[0] is other.rules(17, cpu)[0]
     assert one.rules(17, cpu)[0].leading == (1, 1)
@@ -358,7 +358,7 @@ def test_layers_share_their_mask_unless_they_draw():
 
 
 def test_without_drawn_blocks_nothing_counts_twice():
-    layer = BlockAttention(6, 2, size=2, random=0, seed=0, longest=64)
+    layer = BlockAttention(6, 2, BlockPattern(2, 0, 0, 64))
     mask, bias = layer.rules(13, torch.device("cpu"))
     assert bias is None
     assert mask.dense(13)[4].int().tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
@@ -366,7 +366,7 @@ def test_without_drawn_blocks_nothing_counts_twice():
 
 
 def test_tiles_are_hidden_where_nobody_looks():
-    layer = BlockAttention(6, 2, size=64, random=3, seed=0, longest=4096).eval()
+    layer = BlockAttention(6, 2, BlockPattern(64, 3, 0, 4096)).eval()
     mask, _ = layer.rules(4096, torch.device("cpu"))
     kinds = mask.tiles(4096, size=64)[0, 0]
     assert int((kinds == masks.FULL).sum()) == 2 * 64 + 2 * 4 + 60 * 5
@@ -386,15 +386,17 @@ def test_a_mask_that_is_no_mask_is_refused():
         layer(x, mask=tokens)
 
 
-@pytest.mark.parametrize(("name", "wrong", "least"), [("size", 0, 1), ("size", 2.0, 1), ("random", -1, 0)])
-def test_blocks_of_nothing_are_refused(name, wrong, least):
+@pytest.mark.parametrize(
+    ("name", "wrong", "error"), [("size", 0, ValueError), ("size", 2.0, TypeError), ("random", -1, ValueError)]
+)
+def test_blocks_of_nothing_are_refused(name, wrong, error):
     values = {"size": 2, "random": 1, "seed": 0, "longest": 8} | {name: wrong}
-    with pytest.raises(ValueError, match=rf"{name}.*blocks.*{least}.*{wrong}"):
-        BlockAttention(6, 2, **values)
+    with pytest.raises(error, match=rf"{name}.*blocks.*{wrong}"):
+        BlockAttention(6, 2, BlockPattern(**values))
 
 
 def test_the_layer_says_what_it_is():
-    assert repr(BlockAttention(6, 2, size=3, random=1, seed=4, longest=8)).startswith(
+    assert repr(BlockAttention(6, 2, BlockPattern(3, 1, 4, 8))).startswith(
         "BlockAttention(\n  6, num_heads=2, head_dim=3, size=3, random=1, seed=4"
     )
 

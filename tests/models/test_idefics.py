@@ -25,7 +25,7 @@ from regard.models.loading import load
 from regard.models.weight_map import empty
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.flamingo import GatedLook, ImageMask
+from regard.nn.vision import GatedLook, ImageMask
 from regard.testing import assert_rule
 
 PLACEHOLDER, END, PAD = 5, 2, 0
@@ -696,7 +696,7 @@ def test_latents_look_at_the_picture_first_and_then_at_each_other(model):
     pixels = inputs("", USUAL_NAME, count=1)["pixel_values"][:1]
     model.encode(pixels)
     hook.remove()
-    patches = block.picture_norm(model.vision(pixels[0]).last_hidden_state)
+    patches = block.image_norm(model.vision(pixels[0]).last_hidden_state)
     assert torch.equal(seen[1], torch.cat([patches, block.attention_norm(model.resampler.latents)[None]], 1))
 
 

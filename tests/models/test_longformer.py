@@ -17,7 +17,7 @@ from regard import masks
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.nn.cache import GrowingCache
-from regard.nn.sliding_attention import Roles, SlidingAttention
+from regard.nn.sparse_attention import Roles, SlidingAttention
 
 SMALL = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
 SMALL |= {"max_position_embeddings": 31, "type_vocab_size": 3, "num_labels": 7, "hidden_act": "relu"}
@@ -405,9 +405,9 @@ def test_a_mask_that_is_no_roles_is_refused():
 
 
 @pytest.mark.parametrize("name", ["reach", "dilation"])
-@pytest.mark.parametrize("wrong", [0, -1, 2.0, True])
-def test_a_window_of_nothing_is_refused(name, wrong):
-    with pytest.raises(ValueError, match=rf"{name}.*window.*1"):
+@pytest.mark.parametrize(("wrong", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_a_window_of_nothing_is_refused(name, wrong, error):
+    with pytest.raises(error, match=rf"{name}.*window.*{wrong}"):
         SlidingAttention(6, 2, **({"reach": 2} | {name: wrong}))
 
 

@@ -165,8 +165,8 @@ REFUSED = {
     "w_o whole": ("2 of 4 heads", "w_o takes 20 features"),
     "alibi, plain plan": ("4 heads", "the call has 2"),
     "head norms, plain plan": ("2 of 4 heads", "norms"),
-    "performer, plain plan": ("10 features", "4 heads of 5"),
-    "big bird, plain plan": ("BlockAttention", "4 heads", "gave 2"),
+    "performer, plain plan": ("PerformerAttention", "4 query and 4 key/value heads", "gave 2 and 2"),
+    "big bird, plain plan": ("BlockAttention", "4 query and 4 key/value heads", "gave 2 and 2"),
     "mask by head": ("(1, 4, 6, 6)", "(3, 2, 6, 6)"),
     "save": ("tower.blocks.0.attention.w_q.weight", "gather(model)"),
 }

@@ -11,8 +11,8 @@ from regard import masks
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.cache import GrowingCache
+from regard.nn.feature_maps import read_key_mask
 from regard.nn.linformer import LinformerAttention, SlotProjection
-from regard.nn.projections import read_key_mask
 
 SHAPES = {"plain": {}, "one key head": {"one_kv_head": True}, "values are keys": {"share_kv": True}}
 SHAPES["both, other head size"] = {"one_kv_head": True, "share_kv": True, "dim_head": 7}

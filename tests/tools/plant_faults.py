@@ -62,14 +62,14 @@ FAULTS = [
     ),
     Fault(
         "window off by one",
-        "masks/positional.py",
+        "masks/patterns.py",
         "return (distance >= -before(b, h)) & (distance <= after(b, h))",
         "return (distance > -before(b, h)) & (distance <= after(b, h))",
         "tests/masks",
     ),
     Fault(
         "prefix off by one",
-        "masks/positional.py",
+        "masks/patterns.py",
         "(j < length(b, h)) | (j <= i + offset(b, h))",
         "(j <= length(b, h)) | (j <= i + offset(b, h))",
         "tests/masks",
@@ -91,8 +91,8 @@ FAULTS = [
     Fault(
         "cache appends in front",
         "nn/cache.py",
-        "torch.cat([self._k, k], -2)",
-        "torch.cat([k, self._k], -2)",
+        "torch.cat([self._kv[0], k], -2)",
+        "torch.cat([k, self._kv[0]], -2)",
         "tests/nn/test_cache.py",
     ),
     Fault(

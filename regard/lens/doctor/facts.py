@@ -42,7 +42,7 @@ from regard.lens.doctor.visibility import (
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import TileGrid
-from regard.masks.token_masks import Queries, at_positions
+from regard.masks.patterns import Queries, at_positions
 
 __all__ = ["Causality", "Facts", "RowCount", "read", "read_weights"]
 

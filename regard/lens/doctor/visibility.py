@@ -25,7 +25,7 @@ from regard.backends.call import Call
 from regard.masks import EMPTY, FULL, PARTIAL, Causal, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.mask import And
-from regard.masks.positional import OffsetMask
+from regard.masks.patterns import OffsetMask
 from regard.masks.rules import Number, indices, part_of, size_or_one
 
 BANDS = 32

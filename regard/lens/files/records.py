@@ -37,7 +37,7 @@ from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
-from regard.masks.positional import NO_LIMIT
+from regard.masks.patterns import NO_LIMIT
 from regard.masks.rules import Rule, indices
 from regard.positions import Relative
 

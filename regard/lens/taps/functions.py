@@ -29,8 +29,7 @@ from regard.lens.taps.calls import (
     trusted_lse,
 )
 from regard.masks import causal, window
-from regard.masks.dense import per_tile
-from regard.masks.mask import Bounds, Mask, TileGrid
+from regard.masks.mask import Bounds, Mask, TileGrid, per_tile
 from regard.masks.rules import IndexRule, cell_of, indices
 
 Function = Callable[..., Any]

@@ -4,7 +4,7 @@ Peculiar: a block of `block_size` tokens sees its two neighbours, the first and 
 drawn ones; the first and the last see all (`attention_type` "block_sparse"). A text of up to
 (5 + 2·num_random_blocks)·block_size tokens is looked at as a whole, as always with "original_full". transformers then
 stays with it for all later texts; regard decides for each text anew. transformers draws blocks in training only: see
-block_attention.py, which counts as it does. In training, embeddings are dropped before they are normed, and weights
+sparse_attention.py, which counts as it does. In training, embeddings are dropped before they are normed, and weights
 among blocks not at all. The head for answers has a feed-forward of its own, and looks behind the question only.
 """
 
@@ -19,9 +19,9 @@ from regard.models.families import bert
 from regard.models.family import Family, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.block_attention import BlockAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
+from regard.nn.sparse_attention import BlockAttention, BlockPattern
 
 __all__ = ["FAMILY"]
 
@@ -63,7 +63,7 @@ def attention(config: Config, layer: int) -> MultiHeadAttention:
     if config.get("attention_type") == "original_full":
         return MultiHeadAttention(d, heads, bias=bias, out_bias=True, fused=True, dropout=dropout)
     longest = config.int("max_position_embeddings", 4096)
-    return BlockAttention(d, heads, size=size, random=random, seed=layer, longest=longest, bias=bias, dropout=dropout)
+    return BlockAttention(d, heads, BlockPattern(size, random, layer, longest), bias=bias, dropout=dropout)
 
 
 def tower(config: Config) -> Tower:

@@ -16,10 +16,17 @@ from regard.models.family import Concat, Family, Names, Squeeze, Task, nested
 from regard.models.flamingo import FlamingoModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward
-from regard.nn.flamingo import GatedLook, Resampler, ResamplerBlock
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Joined, JoinedTable
-from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
+from regard.nn.vision import (
+    GatedLook,
+    NormedFirst,
+    PatchEmbedding,
+    PatchProjection,
+    Resampler,
+    ResamplerBlock,
+    VisionTower,
+)
 
 __all__ = ["FAMILY"]
 
@@ -33,7 +40,7 @@ LOOK: Names = {
 }
 GATES = {"attention_gate": "alpha_cross_attn", "feed_forward_gate": "alpha_dense"}
 GATHER: Names = {
-    "picture_norm": "0.context_layer_norm",
+    "image_norm": "0.context_layer_norm",
     "attention_norm": "0.latents_layer_norm",
     **{f"attention.w_{x}": f"0.{x}_proj" for x in "qkv"},
     "attention.w_o": "0.output_proj",

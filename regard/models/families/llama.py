@@ -61,7 +61,7 @@ def tower(config: Config, turning: Rotary) -> Tower:
 
     blocks = [block() for _ in range(config.layers("num_hidden_layers", 32))]
     embed = Embedding(config.int("vocab_size", 32000), d)
-    return Tower(embed, blocks, causal=True, norm=nn.RMSNorm(d, eps), rotary=turning)
+    return Tower(embed, blocks, causal=True, norm=nn.RMSNorm(d, eps))
 
 
 def decoder(config: Config, task: str, *, tied: bool) -> TextModel:

@@ -19,7 +19,7 @@ from regard.models.family import Concat, Family, Names, Task
 from regard.models.text import Choice, LongTextModel, TokensBefore, first_tokens
 from regard.nn.blocks import Tower
 from regard.nn.heads import FirstToken, Labels, Pooler
-from regard.nn.sliding_attention import SlidingAttention
+from regard.nn.sparse_attention import SlidingAttention
 
 __all__ = ["FAMILY"]
 
