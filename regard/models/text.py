@@ -82,13 +82,14 @@ class TextModel(Model):
             end_positions: (B,), question answering.
             inserted: vectors that replace those of some tokens, as an image's do.
             output_hidden_states: return the output of every block.
-            options: as `Model.read_options`, and `next_sentence_label` (B,) for pretraining.
+            options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
+                (B,) of ALBERT.
 
         Raises:
             TypeError: if an argument has another type.
             ValueError: if arguments do not fit the model or each other.
         """
-        relation = options.pop("next_sentence_label", None)
+        relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
         attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
         self.check_positions(input_ids, position_ids, self.tower)
@@ -106,6 +107,8 @@ class TextModel(Model):
         output = self._output(tower, attention_mask, pooled)
         if not targets:
             return output
+        if hasattr(self.head, "loss"):
+            return ModelOutput(output, loss=self.head.loss(output.logits, labels, attention_mask))
         loss = self.text_loss(output, targets, shift=self.tower.causal and isinstance(self.head, LanguageHead))
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regard.models.config import Config
 from regard.models.families import bert
@@ -37,6 +39,14 @@ class ReplacedTokens(nn.Module):
     def forward(self, seen: HeadInput) -> Tensor:
         """→ (B, N)."""
         return cast(Tensor, self.score(self.function(self.dense(seen.last_hidden_state)))).squeeze(-1)
+
+    def loss(self, logits: Tensor, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """Binary cross-entropy of labels (B, N), 1 = replaced, without padding."""
+        if labels is None or labels.shape != logits.shape:
+            got = None if labels is None else tuple(labels.shape)
+            raise ValueError(f"labels must be {tuple(logits.shape)} as input_ids, 1 = replaced, got {got}")
+        real = torch.ones_like(logits, dtype=torch.bool) if attention_mask is None else attention_mask
+        return binary_cross_entropy_with_logits(logits[real], labels[real].to(logits))
 
 
 def names(config: Config) -> Names:
