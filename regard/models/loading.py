@@ -9,14 +9,12 @@ from pathlib import Path
 
 import torch
 
-from regard.models.checkpoint import Checkpoint, listed, refuse_foreign
+from regard.models.checkpoint import Checkpoint, find, listed, refuse_foreign
 from regard.models.config import Config
-from regard.models.family import Family, Names
-from regard.models.hub import find
+from regard.models.family import Family, Names, WeightPlace, empty, places
 from regard.models.model import Model
-from regard.models.weight_map import WeightPlace, empty, places
 
-__all__ = ["FAMILIES", "family_of", "load"]
+__all__ = ["FAMILIES", "family_named", "family_of", "load"]
 
 FAMILIES = {
     "albert": "albert",
@@ -25,11 +23,11 @@ FAMILIES = {
     "big_bird": "big_bird",
     "blip": "blip",
     "clip": "clip",
-    "clip_text_model": "clip_text_model",
-    "clip_vision_model": "clip_vision_model",
-    "deit": "deit",
+    "clip_text_model": "clip",
+    "clip_vision_model": "clip",
+    "deit": "vit",
     "dinov2": "dinov2",
-    "dinov2_with_registers": "dinov2_with_registers",
+    "dinov2_with_registers": "dinov2",
     "distilbert": "distilbert",
     "electra": "electra",
     "gpt2": "gpt2",
@@ -43,9 +41,9 @@ FAMILIES = {
     "t5": "t5",
     "transformer": "transformer",
     "vit": "vit",
-    "xlm-roberta": "xlm_roberta",
+    "xlm-roberta": "roberta",
 }
-"""model_type of config.json → the file of its family."""
+"""model_type of config.json → the file in families/ that holds its `Family`."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
 
@@ -111,7 +109,8 @@ def load(
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     checkpoint = Checkpoint.open(directory)
-    config = family.adjust(config, checkpoint.entries)
+    if family.adjust is not None:
+        config = family.adjust(config, checkpoint.entries)
     model = empty(family, config, task)
     ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
     config.check_unused(family.title, harmless=family.harmless, ignore=ignore)
@@ -129,9 +128,13 @@ def family_of(config: Config) -> Family:
             f"{config.where}: model_type is {kind!r}, which regard does not have as a model; it has "
             f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
         )
-    family = import_module(f"regard.models.families.{FAMILIES[kind]}").FAMILY
-    assert isinstance(family, Family)
-    return family
+    return family_named(kind)
+
+
+def family_named(model_type: str) -> Family:
+    """The `Family` with this model_type, a key of `FAMILIES`, in the file that it names."""
+    values = vars(import_module(f"regard.models.families.{FAMILIES[model_type]}")).values()
+    return next(value for value in values if isinstance(value, Family) and value.model_type == model_type)
 
 
 def fill(
@@ -294,7 +297,7 @@ def _known(model: Model) -> list[re.Pattern[str]]:
     Not a bias beside a weight that is read, if the model has none: `transformers` would compute with it.
     """
     family = model.family
-    everything: list[Names] = [family.names(model.config), *(task.names for task in family.tasks.values())]
+    everything: list[Names] = [family.names_of(model.config), *(task.names for task in family.tasks.values())]
     read = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     ignored = (*family.ignored, *family.tasks[model.task].unused)
     patterns = list(ignored)

@@ -15,10 +15,18 @@ from torch import Tensor
 from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
-from regard.models.checkpoint import copy_sides, listed, read_side, write_checkpoint, write_side
+from regard.models.checkpoint import (
+    IMAGES,
+    POOLING,
+    TOKENIZER,
+    copy_sides,
+    listed,
+    read_side,
+    write_checkpoint,
+    write_side,
+)
 from regard.models.config import Config
-from regard.models.hub import IMAGES, POOLING, TOKENIZER
-from regard.models.weight_map import empty, places
+from regard.models.family import empty, places
 from regard.nn.heads import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention

@@ -15,8 +15,8 @@ import regard
 from regard.layouts import Frame
 from regard.models.config import Config
 from regard.models.dual_encoder import SimilarityHead
+from regard.models.family import empty, places
 from regard.models.loading import family_of, load
-from regard.models.weight_map import empty, places
 from regard.nn.heads import EndPooler
 from regard.op import observe, unobserve
 

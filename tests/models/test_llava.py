@@ -22,8 +22,8 @@ from regard.generation.loop import generate
 from regard.layouts import Frame, Layout
 from regard.models.config import Config
 from regard.models.families.llava import FAMILY, placeholder
+from regard.models.family import empty, places
 from regard.models.loading import load
-from regard.models.weight_map import empty, places
 from regard.testing import assert_rule
 
 PLACEHOLDER, PAD = 5, 0

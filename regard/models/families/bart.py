@@ -37,11 +37,6 @@ COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder",
 HARMLESS = ("encoder_layerdrop", "decoder_layerdrop", "force_bos_token_to_be_generated", "classif_dropout")
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every BART."""
-    return NAMES
-
-
 def words(vocabulary: int, d: int | None) -> LanguageHead:
     """Scores of words plus a constant each, which is not trained. d: as in `LanguageHead`."""
     head = LanguageHead(vocabulary, d, bias=True)
@@ -89,7 +84,7 @@ FAMILY = Family(
     model_type="bart",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="BartModel"),
         "text2text-generation": Task(architecture="BartForConditionalGeneration", names=WORDS, copies=HEAD_COPIES),

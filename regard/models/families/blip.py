@@ -63,11 +63,6 @@ OTHERS = ("image_text_hidden_size", "logit_scale_init_value", "projection_dim")
 UNREAD = ("attention_dropout", "dropout", "encoder_hidden_size", "label_smoothing")
 
 
-def names(config: Config) -> Names:
-    """The weights of all towers, the same in every BLIP."""
-    return BODY
-
-
 def vision_tower(vision: Config) -> VisionTower:
     """The ViT; its query, key and value are one matrix."""
     d, eps = vision.int("hidden_size", 768), vision.eps("layer_norm_eps", 1e-5)
@@ -148,7 +143,7 @@ FAMILY = Family(
     model_type="blip",
     prefix="",
     build=build,
-    names=names,
+    names=BODY,
     tasks={
         "zero-shot-image-classification": Task(
             architecture="BlipModel",

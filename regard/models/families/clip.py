@@ -2,10 +2,13 @@
 
 Peculiar: texts are read causally and summed up in their end token; pictures are normed before the first block, and
 after the last one only cls is; a layer without bias brings both summaries to one width; likeness is scaled by a learnt
-number, stored as its logarithm. Blocks norm before each part. Either tower may be stored alone.
+number, stored as its logarithm. Blocks norm before each part. Either tower may be stored alone (that of texts reads the
+prompts of diffusion models), with or without the layer that brings its summary to the shared width.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import nn
 
@@ -13,13 +16,14 @@ from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.family import Concat, Family, Names, Task, nested
 from regard.models.model import Model
+from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import EndPooler
 from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
-__all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
+__all__ = ["FAMILY", "NORM", "TEXT_FAMILY", "VISION", "VISION_FAMILY", "vision_pooler", "vision_tower"]
 
 LAYER = "encoder.layers.{i}."
 BLOCKS: Names = {
@@ -115,19 +119,38 @@ def build(config: Config, task: str) -> Model:
     )
 
 
-def names(config: Config) -> Names:
-    """Weights of both towers, and of the one that classifies."""
-    towers = nested(TEXT, "text.", "text_model.") | nested(VISION, "vision.", "vision_model.")
-    alone = nested(VISION, "tower.", "vision_model.")
-    return {**towers, **alone, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
+def build_text(config: Config, task: str) -> Model:
+    """The tower of texts alone."""
+    tower, pooler = text_tower(config), text_pooler(config)
+    if task == "feature-extraction":
+        return TextModel(config, tower, pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), text=config.int("hidden_size", 512))
+    return DualEncoder(config, head, text=tower, text_pooler=pooler)
 
+
+def build_vision(config: Config, task: str) -> Model:
+    """The tower of pictures alone."""
+    tower, pooler = vision_tower(config), vision_pooler(config)
+    if task == "feature-extraction":
+        return VisionModel(config, tower, pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
+    return DualEncoder(config, head, vision=tower, vision_pooler=pooler)
+
+
+# Both towers, or one: "text" and "vision" beside a head that compares them, "tower" elsewhere.
+NAMES: Names = {
+    **nested(TEXT, "text.", "text_model."),
+    **nested(VISION, "vision.", "vision_model."),
+    **nested(VISION, "tower.", "vision_model."),
+    **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")},
+}
 
 FAMILY = Family(
     title="CLIP",
     model_type="clip",
     prefix="",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "zero-shot-image-classification": Task(
             architecture="CLIPModel",
@@ -137,4 +160,30 @@ FAMILY = Family(
     },
     ignored=(r"embeddings\.position_ids$",),
     harmless=HARMLESS,
+)
+TEXT_FAMILY = replace(
+    FAMILY,
+    title="CLIP's text tower",
+    model_type="clip_text_model",
+    build=build_text,
+    names=nested(TEXT, "tower.", "text_model.") | nested(TEXT, "text.", "text_model."),
+    tasks={
+        "feature-extraction": Task(architecture="CLIPTextModel"),
+        "text-encoding": Task(architecture="CLIPTextModelWithProjection", names={"head.text": "text_projection"}),
+    },
+    moved={r"^(?=embeddings\.|encoder\.|final_)": "text_model."},  # which transformers 5 leaves out, and reads
+)
+VISION_FAMILY = replace(
+    FAMILY,
+    title="CLIP's picture tower",
+    model_type="clip_vision_model",
+    build=build_vision,
+    names={name: theirs for name, theirs in NAMES.items() if not name.startswith("text.")},
+    tasks={
+        "feature-extraction": Task(architecture="CLIPVisionModel"),
+        "image-encoding": Task(
+            architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}
+        ),
+    },
+    moved={r"^(?=embeddings\.|encoder\.|pre_|post_)": "vision_model."},
 )

@@ -32,11 +32,6 @@ NAMES: Names = {
 SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every GPT-2."""
-    return NAMES
-
-
 def tower(config: Config) -> Tower:
     """Embedding and blocks."""
     d, eps = config.int("n_embd"), config.eps("layer_norm_epsilon", 1e-5)
@@ -89,7 +84,7 @@ FAMILY = Family(
     model_type="gpt2",
     prefix="transformer",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="GPT2Model"),
         "text-generation": Task(

@@ -31,11 +31,6 @@ NAMES: Names = {
 }
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every LLaMA."""
-    return NAMES
-
-
 def tower(config: Config, turning: Rotary) -> Tower:
     """Embedding and blocks. turning: the positions."""
     d, eps = config.int("hidden_size", 4096), config.eps("rms_norm_eps", 1e-6)
@@ -94,7 +89,7 @@ FAMILY = Family(
     model_type="llama",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="LlamaModel"),
         "text-generation": Task(

@@ -43,11 +43,6 @@ NAMES: Names = {
 }
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every Swin."""
-    return NAMES
-
-
 def depths_and_heads(config: Config) -> tuple[list[int], list[int]]:
     """How many blocks each stage has, and how many heads. Raises ValueError where they are of unlike many stages."""
     depths, heads = config.ints("depths", [2, 2, 6, 2]), config.ints("num_heads", [3, 6, 12, 24])
@@ -130,7 +125,7 @@ FAMILY = Family(
     model_type="swin",
     prefix="swin",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="SwinModel"),
         "image-classification": Task(architecture="SwinForImageClassification", names={"head.score": "classifier"}),

@@ -49,11 +49,6 @@ BLOCKS: Names = {**_blocks("encoder"), **_blocks("decoder")}
 NAMES: Names = {**BLOCKS, "encoder.embed.tokens": "shared"}
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every Transformer."""
-    return NAMES
-
-
 def tower(config: Config, side: str, embed: Embedding, function: str) -> Tower:
     """One side. side: "encoder" or "decoder".  function: the activation where config.json names none."""
     d, heads = config.int("d_model"), config.int(f"{side}_attention_heads")
@@ -107,7 +102,7 @@ FAMILY = Family(
     model_type="transformer",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="TransformerBody"),
         "text2text-generation": Task(architecture="Transformer"),
