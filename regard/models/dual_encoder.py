@@ -198,8 +198,7 @@ class DualEncoder(Model):
         return input_ids, mask, pooler.ends(input_ids, mask) if isinstance(pooler, EndPooler) else mask
 
     def _check_pixels(self, pixel_values: Tensor) -> Tensor:
-        patches = self._vision().embed.patches
-        return check_pixels(pixel_values, patches.channels, patches.least, self)
+        return check_pixels(pixel_values, self._vision().embed.patches, self)
 
     def _text_output(
         self, input_ids: Tensor, attention_mask: Tensor | None, ends: Tensor | None, output_hidden_states: bool

@@ -54,7 +54,7 @@ class Model(nn.Module):
     ('Transformer', 'text2text-generation', torch.float32)
 
     config: of config.json.  task: a key of the family's tasks.
-    directory: what it was loaded from.  ignored: keys of its files that the user says change nothing.
+    directory: what it was loaded from.  ignored: keys of its files that the user declared harmless.
     """
 
     kind: ClassVar[Kind]
@@ -93,9 +93,7 @@ class Model(nn.Module):
 
         remedy = 'set model.preprocessor = ImageProcessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
-            raise ValueError(
-                "this model was not loaded from a directory, so nothing says how it wants its pictures: " + remedy
-            )
+            raise ValueError(f"this model was not loaded from a directory, so it has no image processor: {remedy}")
         try:
             return ImageProcessor.open(self.directory, ignore=self.ignored)
         except FileNotFoundError as error:
@@ -113,7 +111,7 @@ class Model(nn.Module):
         ['config.json', 'model.safetensors']
 
         Args:
-            directory: made if it does not exist; a model that is there is replaced in one step.
+            directory: created if it does not exist; a model that is there is replaced in one step.
 
         Raises:
             NotADirectoryError: there is a file of that name.
@@ -134,14 +132,14 @@ class Model(nn.Module):
         return self.tokenizer.tokens(input_ids)
 
     def extra_repr(self) -> str:
-        """What `print(model)` says before its parts."""
+        """The first line of `print(model)`."""
         return f"{self.family.title}, task={self.task!r}"
 
-    # ------------------------------------------------------------------------------------ what training libraries ask
+    # ----------------------------------------------------------------------------------------- for training libraries
 
     @property
     def accepts_loss_kwargs(self) -> bool:
-        """Does a call take `num_items_in_batch`, the labels of all accumulated batches? Language models do."""
+        """Does a call take `num_items_in_batch`, the number of labels of all accumulated batches?"""
         return isinstance(getattr(self, "head", None), LanguageHead)
 
     @property
@@ -182,8 +180,8 @@ class Model(nn.Module):
         return options.get("num_items_in_batch")
 
     def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
-        """A text head's logits by field: start_logits and end_logits where it answers questions."""
-        if logits is None or getattr(self, "task", None) not in QUESTION_ANSWERING:  # built by hand, it has no task
+        """A text head's logits by field: start_logits and end_logits in question answering."""
+        if logits is None or getattr(self, "task", None) != "question-answering":  # built by hand, it has no task
             return {"logits": logits}
         start, end = logits.unbind(-1)  # (B, N) each
         return {"start_logits": start, "end_logits": end}
@@ -225,6 +223,12 @@ class Model(nn.Module):
                 f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
             )
 
+    def check_integers(self, name: str, given: Any, shape: str, hint: str = "") -> None:
+        """Raise TypeError unless it is a tensor of integers."""
+        if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
+            got = str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
+            raise TypeError(f"{name} must be a torch tensor of int64 or int32, {shape}, got {got}{hint}")
+
     def check(
         self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None
     ) -> Tensor | None:
@@ -232,12 +236,7 @@ class Model(nn.Module):
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
-            got = str(input_ids.dtype) if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise TypeError(
-                f"input_ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
-                "model.tokenizer.batch([…]).ids makes them"
-            )
+        self.check_integers("input_ids", input_ids, "(B, N)", "; model.tokenizer.batch([…]).ids makes them")
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (B, N) with at least one text and one token, got {tuple(input_ids.shape)}"
@@ -279,17 +278,12 @@ class Model(nn.Module):
         return given == 1
 
     def check_positions(self, input_ids: Tensor, position_ids: Tensor | None, tower: Tower) -> None:
-        """Check position_ids that were given for input_ids (B, N), which a tower reads.
-
-        Raises TypeError or ValueError naming what came, what was expected and what to do.
-        """
+        """Check the position_ids of input_ids (B, N), which a tower reads. Raises as `check`."""
         if position_ids is None:
             return
         if tower.embed.positions is None and tower.rotary is None:
             raise ValueError(f"{self.family.title} has relative positions alone: leave out position_ids")
-        if not isinstance(position_ids, Tensor) or position_ids.dtype not in (torch.int64, torch.int32):
-            got = str(position_ids.dtype) if isinstance(position_ids, Tensor) else type(position_ids).__name__
-            raise TypeError(f"position_ids must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
+        self.check_integers("position_ids", position_ids, "(N,) or (B, N)")
         batch, n = input_ids.shape
         if position_ids.shape not in ((n,), (1, n), (batch, n)):
             raise ValueError(
@@ -641,8 +635,6 @@ class Model(nn.Module):
         """
         return matching.features(self, images, layer=layer, batch=batch)
 
-
-QUESTION_ANSWERING = ("question-answering",)
 
 # Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.
 REFUSED: dict[str, tuple[Any, str]] = {
