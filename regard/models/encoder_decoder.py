@@ -44,8 +44,8 @@ def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = N
 class EncoderDecoder(Model):
     """Encoder, decoder, and the task head if the task has one.
 
-    start: the token that the decoder begins with.  rereads: may decoder_input_ids be left out, the decoder then reading
-    the same text as the encoder (BART; tasks that judge a text instead of writing one).
+    start: the token that the decoder begins with.  rereads: by default the decoder reads the same text as the encoder
+    (BART; tasks that classify a text instead of writing one).
     """
 
     kind = "encoder-decoder"
@@ -112,17 +112,15 @@ class EncoderDecoder(Model):
                 decoder_input_ids = shift_right(labels, self.start)
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
             elif self.rereads:
+                embed = self.encoder.embed
                 decoder_attention_mask = self.check(
-                    input_ids,
-                    attention_mask,
-                    self.encoder.embed.tokens.num_embeddings,
-                    self.encoder.embed.max_positions,
+                    input_ids, attention_mask, embed.tokens.num_embeddings, embed.max_positions
                 )
                 decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
         if decoder_input_ids is None:
             raise ValueError(
                 "decoder_input_ids is missing: the tokens (B, M) that the decoder has read so far, the first of them "
-                f"model.start, {self.start}; shift_right makes them of a text to be learnt"
+                f"model.start, {self.start}; shift_right makes them of labels"
             )
         encoder, attention_mask = self._encode(input_ids, attention_mask, position_ids, bool(output_hidden_states))
         decoder_attention_mask = self.check(
@@ -179,9 +177,9 @@ class EncoderDecoder(Model):
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> CrossAttentionDecoder:
-        """Let the encoder read, once, what the decoder will look at in every step.
+        """Encode a text once, for a decoder that attends to it in every step.
 
-        Raises ValueError for a model that has no words to choose from.
+        Raises ValueError for a model without a language-model head.
         """
         if not isinstance(self.head, LanguageHead):
             raise ValueError(

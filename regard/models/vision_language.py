@@ -349,4 +349,4 @@ class VisionLanguageDecoder:
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number > 1)}" if number else f"no {noun}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
