@@ -99,10 +99,6 @@ class DualEncoder(Model):
             return_loss: compute the contrastive loss: text i belongs to image i.
             output_hidden_states: return the output of every block, before the last norm.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         self.read_options(options)
         if input_ids is None and pixel_values is None:

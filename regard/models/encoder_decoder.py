@@ -99,10 +99,6 @@ class EncoderDecoder(Model):
             end_positions: (B,), question answering.
             output_hidden_states: return the output of every block, of both.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
         if decoder_input_ids is None and decoder_attention_mask is None:
@@ -214,9 +210,8 @@ class CrossAttentionDecoder:
         attention_mask: (B, N), True = token, padded on the left. Raises ValueError if length exceeds the positions.
         """
         model, most = self.model, self.decoder.embed.max_positions
-        attention_mask = model.check(input_ids, attention_mask, self.decoder.embed.tokens.num_embeddings, most)
-        if most is not None and length > most:
-            raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
+        vocabulary = self.decoder.embed.tokens.num_embeddings
+        attention_mask = model.check_prompt(input_ids, attention_mask, vocabulary, most, length)
         if len(input_ids) != len(self.encoder_hidden_states):
             raise ValueError(
                 f"{len(input_ids)} texts are to be written, and the encoder has read {len(self.encoder_hidden_states)}"

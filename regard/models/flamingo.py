@@ -116,11 +116,6 @@ class FlamingoModel(Model):
             )
         return ids[0]
 
-    @property
-    def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where the model shifts the labels."""
-        return None if self.head is None else "ForCausalLM"
-
     def forward(
         self,
         input_ids: Tensor,
@@ -150,10 +145,6 @@ class FlamingoModel(Model):
         Returns:
             `encoder_last_hidden_state` (B, P, L, e) is what tokens attend to; `encoder_hidden_states` are the image
             tower's, (B, P, n, e) each.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         items = self.read_options(options)
         attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
@@ -354,13 +345,7 @@ class FlamingoDecoder:
         exceeds the positions, and if the images do not fit the prompt.
         """
         model = self.model
-        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("prompts are padded on the left: here a row ends in padding")
-        if length > model.max_positions:
-            raise ValueError(
-                f"{length} positions are asked for, and the model has {model.max_positions}: ask for fewer new tokens"
-            )
+        attention_mask = model.check_prompt(input_ids, attention_mask, model.vocabulary, model.max_positions, length)
         shape = None if self.images is None else self.images.shape[:2]
         sees = model.sees(input_ids, shape, self.image_attention_mask)
         state = ModelState.room(model.tower, len(input_ids), length, attention_mask, model.dtype, model.device)

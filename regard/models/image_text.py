@@ -81,10 +81,6 @@ class ImageTextModel(Model):
         Returns:
             `logits` of captions (B, N, V), to match (B, 2): 0 does not match, 1 matches; encoder_last_hidden_state and
             encoder_hidden_states are the image's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         items = self.read_options(options)
         tower: Tower = getattr(self, self.reader)
@@ -232,10 +228,6 @@ class Answerer(ImageTextModel):
 
         Returns:
             `logits` (B, M, V); encoder_last_hidden_state and encoder_hidden_states are the question's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         items = self.read_options(options)
         decoder_input_ids = labels if decoder_input_ids is None else decoder_input_ids

@@ -53,6 +53,8 @@ class Model(nn.Module):
     >>> tiny.family.title, tiny.task, tiny.dtype
     ('Transformer', 'text2text-generation', torch.float32)
 
+    A call raises TypeError or ValueError if an argument does not fit the model, with its value, before anything runs.
+
     config: of config.json.  task: a key of the family's tasks.
     directory: what it was loaded from.  ignored: keys of its files that the user declared harmless.
     """
@@ -144,8 +146,10 @@ class Model(nn.Module):
 
     @property
     def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where labels are shifted by the model."""
-        return None
+        """The name of the loss in transformers, if the model shifts the labels."""
+        tower = getattr(self, "tower", None)
+        causal = isinstance(tower, Tower) and tower.causal and isinstance(getattr(self, "head", None), LanguageHead)
+        return "ForCausalLM" if causal else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embedding."""
@@ -262,6 +266,17 @@ class Model(nn.Module):
                 f"token id {wrong} is outside the vocabulary of {vocabulary}: ids are 0 to {vocabulary - 1}"
             )
         return None if whole else mask
+
+    def check_prompt(
+        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None, length: int
+    ) -> Tensor | None:
+        """As `check`, of a prompt that is continued up to `length` positions; it is padded on the left."""
+        mask = self.check(input_ids, attention_mask, vocabulary, most)
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError("prompts are padded on the left: here a row ends in padding")
+        if most is not None and length > most:
+            raise ValueError(f"{length} positions are asked for, and the model has {most}: ask for fewer new tokens")
+        return mask
 
     def booleans(self, name: str, given: Tensor, shape: Sequence[int]) -> Tensor:
         """A mask of 1/0 or booleans as booleans. Raises ValueError for another dtype or shape."""

@@ -51,11 +51,6 @@ class TextModel(Model):
         """How many tokens there are."""
         return self.tower.embed.tokens.num_embeddings
 
-    @property
-    def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where the model shifts the labels."""
-        return "ForCausalLM" if self.tower.causal and isinstance(self.head, LanguageHead) else None
-
     def forward(
         self,
         input_ids: Tensor,
@@ -87,10 +82,6 @@ class TextModel(Model):
             output_hidden_states: return the output of every block.
             options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
                 (B,) of ALBERT.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
@@ -122,7 +113,7 @@ class TextModel(Model):
             return output
         if hasattr(self.head, "loss"):
             return ModelOutput(output, loss=self.head.loss(output.logits, labels, attention_mask))
-        loss = self.text_loss(output, targets, shift=self.tower.causal and isinstance(self.head, LanguageHead))
+        loss = self.text_loss(output, targets, shift=self.loss_type is not None)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
         return ModelOutput(output, loss=loss)
@@ -166,13 +157,7 @@ class TextModel(Model):
             raise ValueError(
                 f"a model with task {self.task!r} has no language-model head: load it with task='text-generation'"
             )
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("prompts are padded on the left: here a row ends in padding")
-        if self.max_positions is not None and length > self.max_positions:
-            raise ValueError(
-                f"{length} positions are asked for, and the model has {self.max_positions}: ask for fewer new tokens"
-            )
+        attention_mask = self.check_prompt(input_ids, attention_mask, self.vocabulary, self.max_positions, length)
         state = ModelState.room(self.tower, len(input_ids), length, attention_mask, self.dtype, self.device)
         logits = self._advance(state, input_ids, inserted)
         state.forget_mask()

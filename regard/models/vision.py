@@ -95,10 +95,6 @@ class VisionModel(Model):
             output_hidden_states: return the output of every block (every stage, where there are stages), before the
                 last norm.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         self.read_options(options)
         embed = self.tower.embed

@@ -141,10 +141,6 @@ class VisionLanguageModel(Model):
         Returns:
             `encoder_last_hidden_state` (P, n, d) are the vectors that replace the placeholders; `encoder_hidden_states`
             are the image tower's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
         self.check_positions(input_ids, position_ids, self.text.tower)

@@ -36,9 +36,7 @@ POOLED = {"feature-extraction", "pretraining", "text-classification"}  # the tas
 
 
 BLOCK = {
-    "attention.w_q": "attention.query",
-    "attention.w_k": "attention.key",
-    "attention.w_v": "attention.value",
+    **{f"attention.w_{x[0]}": f"attention.{x}" for x in ("query", "key", "value")},
     "attention.w_o": "attention.dense",
     "attention_norm": "attention.LayerNorm",
     "feed_forward.w_in": "ffn",

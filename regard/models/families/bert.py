@@ -25,9 +25,7 @@ NAMES: Names = {
     "tower.embed.positions": "embeddings.position_embeddings",
     "tower.embed.types": "embeddings.token_type_embeddings",
     "tower.embed.norm": "embeddings.LayerNorm",
-    "tower.blocks.{i}.attention.w_q": f"{LAYER}attention.self.query",
-    "tower.blocks.{i}.attention.w_k": f"{LAYER}attention.self.key",
-    "tower.blocks.{i}.attention.w_v": f"{LAYER}attention.self.value",
+    **{f"tower.blocks.{{i}}.attention.w_{x[0]}": f"{LAYER}attention.self.{x}" for x in ("query", "key", "value")},
     "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.output.dense",
     "tower.blocks.{i}.attention_norm": f"{LAYER}attention.output.LayerNorm",
     "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}intermediate.dense",
@@ -35,9 +33,8 @@ NAMES: Names = {
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}output.LayerNorm",
     "pooler.dense": "pooler.dense",
 }
-SEPARATE = {f"tower.blocks.{{i}}.attention.{w}" for w in ("w_q", "w_k", "w_v")}
 JOINED: Names = {
-    **{ours: theirs for ours, theirs in NAMES.items() if ours not in SEPARATE},
+    **{ours: theirs for ours, theirs in NAMES.items() if not ours.endswith(("w_q", "w_k", "w_v"))},
     "tower.blocks.{i}.attention.w_qkv": Concat(*(f"{LAYER}attention.self.{x}" for x in ("query", "key", "value"))),
 }
 """The same where one matrix makes queries, keys and values."""

@@ -54,9 +54,9 @@ HARMLESS = ("dropout", "projection_dim", "logit_scale_init_value")
 OLD_END = 2  # an eos_token_id from before anything read it: it is wrong, and a text ends in its largest id
 
 
-def block(config: Config, d: int, heads: int, inner: int) -> Block:
-    """A block of either tower. heads, inner: how many, and how wide feed-forward is, where nothing is said."""
-    eps, function = config.eps("layer_norm_eps", 1e-5), config.str("hidden_act", "quick_gelu")
+def block(config: Config, d: int, heads: int, inner: int, function: str = "quick_gelu") -> Block:
+    """A block of either tower. heads, inner, function: where config.json does not say."""
+    eps, function = config.eps("layer_norm_eps", 1e-5), config.str("hidden_act", function)
     heads, dropout = config.int("num_attention_heads", heads), config.float("attention_dropout", 0.0)
     return Block(
         MultiHeadAttention(d, heads, fused=True, dropout=dropout),
@@ -67,7 +67,7 @@ def block(config: Config, d: int, heads: int, inner: int) -> Block:
 
 
 def text_tower(config: Config) -> Tower:
-    """Words, their positions, and blocks that see nothing ahead."""
+    """Token embedding, positions and causal blocks."""
     d, eps = config.int("hidden_size", 512), config.eps("layer_norm_eps", 1e-5)
     positions = nn.Embedding(config.int("max_position_embeddings", 77), d)
     embed = Embedding(config.int("vocab_size", 49408), d, positions=positions)
@@ -76,7 +76,7 @@ def text_tower(config: Config) -> Tower:
 
 
 def vision_tower(config: Config) -> VisionTower:
-    """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
+    """Patches and blocks, without a norm at the end; LLaVA's, too."""
     d, eps = config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)
     patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 32), bias=False)
     embed = PatchEmbedding(patches, config.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
@@ -84,31 +84,31 @@ def vision_tower(config: Config) -> VisionTower:
 
 
 def text_pooler(config: Config) -> EndPooler:
-    """Where a text is summed up."""
+    """The pooler of texts."""
     end = config.int("eos_token_id", 49407, minimum=0)
     return EndPooler(None if end == OLD_END else end)
 
 
 def vision_pooler(config: Config) -> NormedFirst:
-    """What sums up a picture."""
+    """The pooler of images."""
     return NormedFirst(nn.LayerNorm(config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)))
 
 
-def tower_settings(config: Config, name: str) -> Config:
-    """Those of one tower. Where the older key stands beside the newer, transformers takes all of them from there."""
+def tower_config(config: Config, name: str) -> Config:
+    """The config of one tower: of the older key if both are there, as in transformers."""
     config.get(name)
     return config.sub_config(f"{name}_dict" if f"{name}_dict" in config else name)
 
 
 def build(config: Config, task: str) -> Model:
     """Both towers; to classify pictures, theirs."""
-    vision = tower_settings(config, "vision_config")
+    vision = tower_config(config, "vision_config")
     if task == "image-classification":
         for key in ("text_config", "text_config_dict"):
             config.get(key)  # of a tower that is not there
         scores = ImageLabels(vision.int("hidden_size", 768), config.num_labels(), pooling="mean")
         return VisionModel(config, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
-    text, e = tower_settings(config, "text_config"), config.int("projection_dim", 512)
+    text, e = tower_config(config, "text_config"), config.int("projection_dim", 512)
     return DualEncoder(
         config,
         SimilarityHead(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),

@@ -41,13 +41,8 @@ EPS = 1e-12
 def tower(config: Config) -> Tower:
     """Embedding and blocks."""
     d, dropout = config.int("dim"), config.float("dropout", 0.1)
-    embed = Embedding(
-        config.int("vocab_size"),
-        d,
-        positions=nn.Embedding(config.int("max_position_embeddings"), d),
-        norm=nn.LayerNorm(d, EPS),
-        dropout=dropout,
-    )
+    positions, norm = nn.Embedding(config.int("max_position_embeddings"), d), nn.LayerNorm(d, EPS)
+    embed = Embedding(config.int("vocab_size"), d, positions=positions, norm=norm, dropout=dropout)
 
     def block() -> Block:
         return encoder_block(
