@@ -3,12 +3,6 @@
     input_ids (B, N) ─ text ─ end token ─ projection ─ normalize ────────┐
     pixel_values (P, C, H, W) ─ vision ─ cls ─ projection ─ normalize ───┴─ similarity (P, B)
 
-    >>> model = regard.load("openai/clip-vit-base-patch32")                                           # doctest: +SKIP
-    >>> texts = model.tokenizer.batch(["a photo of a cat", "a photo of a dog"])                       # doctest: +SKIP
-    >>> out = model(texts.ids, texts.mask, pixel_values=torch.zeros(1, 3, 224, 224))                  # doctest: +SKIP
-    >>> out.logits_per_image.shape                                                                    # doctest: +SKIP
-    torch.Size([1, 2])
-
 Axis letters: B texts, P images, N tokens, d width of a tower, e width that both share.
 """
 

@@ -3,12 +3,6 @@
     pixel_values ─ image tower ─ resampler ─ latents ─┐
     input_ids ─ embedding ─ look ─ block ─ block ─ … ─ look ─ block ─ … ─ norm ─ logits
 
-    >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
-    >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
-    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape          # doctest: +SKIP
-    torch.Size([1, 9, 32002])
-
 Each token attends to the images that it sees alone (`sees`); for one that sees none it is as if there were none.
 
 Axis letters: B texts, N tokens, P images of each text, C channels, H, W height and width in pixels, L vectors of an

@@ -9,11 +9,6 @@
 
 Each ┐ is cross-attention: every token attends to all patches, or to all tokens of the question.
 
-    >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
-    >>> images = model.preprocessor(["photo.jpg"])                                         # doctest: +SKIP
-    >>> start = torch.full((1, 1), model.start)                                            # doctest: +SKIP
-    >>> generate(model.read_image(images.pixels), start, max_new_tokens=20, eos_token_ids=model.end)  # doctest: +SKIP
-
 Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V vocabulary.
 """
 

@@ -1,9 +1,4 @@
-"""Image models: one tower and a task head (ViT, DeiT, DINOv2, Swin).
-
->>> model = regard.load("google/vit-base-patch16-224")                                  # doctest: +SKIP
->>> model(pixel_values=torch.zeros(1, 3, 224, 224)).last_hidden_state.shape             # doctest: +SKIP
-torch.Size([1, 197, 768])
-"""
+"""Image models: one tower and a task head (ViT, DeiT, DINOv2, Swin)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,7 @@
-r"""Language models that read images among their tokens (LLaVA): each patch takes the place of one token.
+"""Language models that read images among their tokens (LLaVA): each patch takes the place of one token.
 
     pixel_values ─ image tower ─ projector ─┐
     input_ids ──── token embedding ─────────┴─ one sequence ─ language model ─ logits
-
-    >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
-    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
-    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
-    >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
-    >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP
-    torch.Size([1, 576, 4096])
 
 Axis letters: B texts, N tokens, P images of all texts together, C channels, H, W height and width in pixels,
 n vectors of an image, d width of the language model.
