@@ -165,7 +165,7 @@ class DualEncoder(Model):
         self, input_ids: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """input_ids, mask, and where texts end or their tokens stand: the vector of each row's first True is pooled."""
-        mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        mask = self.check(input_ids, attention_mask, self._text())
         pooler = self.text_pooler
         return input_ids, mask, pooler.ends(input_ids, mask) if isinstance(pooler, EndPooler) else mask
 

@@ -108,10 +108,7 @@ class EncoderDecoder(Model):
                 decoder_input_ids = shift_right(labels, self.start)
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
             elif self.rereads:
-                embed = self.encoder.embed
-                decoder_attention_mask = self.check(
-                    input_ids, attention_mask, embed.tokens.num_embeddings, embed.max_positions
-                )
+                decoder_attention_mask = self.check(input_ids, attention_mask, self.encoder)
                 decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
         if decoder_input_ids is None:
             raise ValueError(
@@ -120,9 +117,8 @@ class EncoderDecoder(Model):
             )
         encoder, attention_mask = self._encode(input_ids, attention_mask, position_ids, bool(output_hidden_states))
         decoder_attention_mask = self.check(
-            decoder_input_ids, decoder_attention_mask, self.vocabulary, self.decoder.embed.max_positions
+            decoder_input_ids, decoder_attention_mask, self.decoder, decoder_position_ids
         )
-        self.check_positions(decoder_input_ids, decoder_position_ids, self.decoder)
         if len(decoder_input_ids) != len(input_ids):
             raise ValueError(
                 f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
@@ -158,9 +154,7 @@ class EncoderDecoder(Model):
         position_ids: Tensor | None,
         output_hidden_states: bool,
     ) -> tuple[TowerOutput, Tensor | None]:
-        embed = self.encoder.embed
-        attention_mask = self.check(input_ids, attention_mask, embed.tokens.num_embeddings, embed.max_positions)
-        self.check_positions(input_ids, position_ids, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder, position_ids)
         encoder = self.encoder(
             input_ids,
             attention_mask=attention_mask,
@@ -209,9 +203,8 @@ class CrossAttentionDecoder:
 
         attention_mask: (B, N), True = token, padded on the left. Raises ValueError if length exceeds the positions.
         """
-        model, most = self.model, self.decoder.embed.max_positions
-        vocabulary = self.decoder.embed.tokens.num_embeddings
-        attention_mask = model.check_prompt(input_ids, attention_mask, vocabulary, most, length)
+        model = self.model
+        attention_mask = model.check_prompt(input_ids, attention_mask, self.decoder, length)
         if len(input_ids) != len(self.encoder_hidden_states):
             raise ValueError(
                 f"{len(input_ids)} texts are to be written, and the encoder has read {len(self.encoder_hidden_states)}"

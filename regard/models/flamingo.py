@@ -141,8 +141,7 @@ class FlamingoModel(Model):
             tower's, (B, P, n, e) each.
         """
         items = self.read_options(options)
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         images, image_states = None, None
         if pixel_values is not None:
             pixel_values = self._check_images(pixel_values)
@@ -339,7 +338,7 @@ class FlamingoDecoder:
         exceeds the positions, and if the images do not fit the prompt.
         """
         model = self.model
-        attention_mask = model.check_prompt(input_ids, attention_mask, model.vocabulary, model.max_positions, length)
+        attention_mask = model.check_prompt(input_ids, attention_mask, model.tower, length)
         shape = None if self.images is None else self.images.shape[:2]
         sees = model.sees(input_ids, shape, self.image_attention_mask)
         state = ModelState.room(model.tower, len(input_ids), length, attention_mask, model.dtype, model.device)

@@ -79,7 +79,7 @@ class ImageTextModel(Model):
         """
         items = self.read_options(options)
         tower: Tower = getattr(self, self.reader)
-        attention_mask = self.check_text(input_ids, attention_mask, tower)
+        attention_mask = self.check(input_ids, attention_mask, tower)
         image = self.see(pixel_values, len(input_ids), output_hidden_states)
         text = tower(
             input_ids,
@@ -100,10 +100,6 @@ class ImageTextModel(Model):
         """The loss of labels: here of the next tokens, with the label smoothing of config.json."""
         smoothing = float(self.config.sub_config("text_config").get("label_smoothing", 0.0))
         return token_loss(logits, labels, shift=True, smoothing=smoothing, items=items)
-
-    def check_text(self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower) -> Tensor | None:
-        """The mask of a text that a tower reads, checked as `check` does."""
-        return self.check(input_ids, attention_mask, tower.embed.tokens.num_embeddings, tower.embed.max_positions)
 
     def see(
         self, pixel_values: Tensor, texts: int | None = None, output_hidden_states: bool | None = False
@@ -158,7 +154,7 @@ class Captioner(ImageTextModel):
         The mask (B, N) may be padded on either side. Raises as a call, and ValueError for a text of fewer than two
         tokens.
         """
-        mask = self.check_text(input_ids, attention_mask, self.decoder)
+        mask = self.check(input_ids, attention_mask, self.decoder)
         whole = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
         count, n = whole.sum(1, keepdim=True), input_ids.shape[1]  # (B, 1)
         if int(count.min()) < 2:
@@ -228,8 +224,8 @@ class Answerer(ImageTextModel):
         decoder_input_ids = labels if decoder_input_ids is None else decoder_input_ids
         if decoder_input_ids is None:
             raise ValueError(f"decoder_input_ids (B, M) is missing: answers so far, model.start, {self.start}, first")
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
-        decoder_attention_mask = self.check_text(decoder_input_ids, decoder_attention_mask, self.decoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
+        decoder_attention_mask = self.check(decoder_input_ids, decoder_attention_mask, self.decoder)
         if len(decoder_input_ids) != len(input_ids):
             raise ValueError(
                 f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
@@ -265,7 +261,7 @@ class Answerer(ImageTextModel):
 
         An answer begins with `start` alone: torch.full((B, 1), model.start). Raises as a call of the model does.
         """
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
         question = self._read_question(input_ids, attention_mask, pixel_values, False)
         return CrossAttentionDecoder(self, self.decoder, self.head, question.last_hidden_state, attention_mask)
 
@@ -319,7 +315,7 @@ class Matcher(ImageTextModel):
 
         Raises as a call of the model does, and ValueError for several images.
         """
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
         if image.ndim != 3 or len(image) != 1:
             raise ValueError(f"image must be one, (1, patches, d), got {tuple(image.shape)}: look(pixel_values)[:1]")
         context = image.expand(len(input_ids), -1, -1)
@@ -328,7 +324,7 @@ class Matcher(ImageTextModel):
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Normalized vectors (B, e) of texts (B, N), read without an image."""
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
         x = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
         return normalize(self.head.text(first_token(x, attention_mask)), dim=-1)
 

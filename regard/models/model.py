@@ -234,12 +234,13 @@ class Model(nn.Module):
             raise TypeError(f"{name} must be a torch tensor of int64 or int32, {shape}, got {got}{hint}")
 
     def check(
-        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None
+        self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower, position_ids: Tensor | None = None
     ) -> Tensor | None:
-        """Check input_ids and attention_mask before anything runs; the mask as booleans, or None if it hides nothing.
+        """Check what a tower is to read, before anything runs; the mask as booleans, or None if it hides nothing.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
+        most, vocabulary = self._limit(tower), tower.embed.tokens.num_embeddings
         self.check_integers("input_ids", input_ids, "(B, N)", "; model.tokenizer.batch([…]).ids makes them")
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
@@ -252,6 +253,8 @@ class Model(nn.Module):
                 f"the text has {n} tokens, and the model has {most} positions: shorten it, or ask the tokenizer to "
                 f"(tokenizer.batch(…, length={most}, truncate=True))"
             )
+        if position_ids is not None:
+            self._check_positions(input_ids, position_ids, tower)
         mask = None
         if attention_mask is not None:
             mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
@@ -267,11 +270,15 @@ class Model(nn.Module):
             )
         return None if whole else mask
 
+    def _limit(self, tower: Tower) -> int | None:
+        """The longest text of a tower; rotary positions have no table, and the model says."""
+        return getattr(self, "max_positions", None) if tower.embed.max_positions is None else tower.embed.max_positions
+
     def check_prompt(
-        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None, length: int
+        self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower, length: int
     ) -> Tensor | None:
         """As `check`, of a prompt that is continued up to `length` positions; it is padded on the left."""
-        mask = self.check(input_ids, attention_mask, vocabulary, most)
+        mask, most = self.check(input_ids, attention_mask, tower), self._limit(tower)
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("prompts are padded on the left: here a row ends in padding")
         if most is not None and length > most:
@@ -292,10 +299,7 @@ class Model(nn.Module):
             )
         return given == 1
 
-    def check_positions(self, input_ids: Tensor, position_ids: Tensor | None, tower: Tower) -> None:
-        """Check the position_ids of input_ids (B, N), which a tower reads. Raises as `check`."""
-        if position_ids is None:
-            return
+    def _check_positions(self, input_ids: Tensor, position_ids: Tensor, tower: Tower) -> None:
         if tower.embed.positions is None and tower.rotary is None:
             raise ValueError(f"{self.family.title} has relative positions alone: leave out position_ids")
         self.check_integers("position_ids", position_ids, "(N,) or (B, N)")

@@ -85,8 +85,7 @@ class TextModel(Model):
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
         # (B, N): the vector of each row's first True is pooled.
         pooled = self.pooler.ends(input_ids, attention_mask) if isinstance(self.pooler, EndPooler) else attention_mask
@@ -157,7 +156,7 @@ class TextModel(Model):
             raise ValueError(
                 f"a model with task {self.task!r} has no language-model head: load it with task='text-generation'"
             )
-        attention_mask = self.check_prompt(input_ids, attention_mask, self.vocabulary, self.max_positions, length)
+        attention_mask = self.check_prompt(input_ids, attention_mask, self.tower, length)
         state = ModelState.room(self.tower, len(input_ids), length, attention_mask, self.dtype, self.device)
         logits = self._advance(state, input_ids, inserted)
         state.forget_mask()
@@ -333,7 +332,7 @@ class AnsweringModel(TextModel):
         **inputs: Any,
     ) -> ModelOutput:
         """Read questions and texts; arguments and errors as in `TextModel.forward`."""
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        attention_mask = self.check(input_ids, attention_mask, self.tower)
         first = first_tokens(input_ids, attention_mask)
         ends = input_ids == self.separator
         if attention_mask is not None:

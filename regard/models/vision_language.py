@@ -135,8 +135,7 @@ class VisionLanguageModel(Model):
             `encoder_last_hidden_state` (P, n, d) are the vectors that replace the placeholders; `encoder_hidden_states`
             are the image tower's.
         """
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.text.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.text.tower, position_ids)
         if pixel_values is not None:
             pixel_values = check_pixels(pixel_values, self.vision.embed.patches, self)
         places = self._places(input_ids, None if pixel_values is None else pixel_values.shape)
@@ -327,7 +326,7 @@ class VisionLanguageDecoder:
         right, and if length exceeds the positions.
         """
         model = self.model
-        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
+        attention_mask = model.check(input_ids, attention_mask, model.text.tower)
         places = model._places(input_ids, self.shape)
         inserted = None if self.vectors is None else Inserted(places, self.vectors.flatten(0, 1))
         return model.text.begin(input_ids, attention_mask, length=length, inserted=inserted)
