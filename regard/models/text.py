@@ -110,8 +110,9 @@ class TextModel(Model):
         )
         if not targets:
             return output
-        if hasattr(self.head, "loss"):
-            return ModelOutput(output, loss=self.head.loss(output.logits, labels, attention_mask))
+        head_loss: Any = getattr(self.head, "loss", None)  # of a head with a loss of its own (ELECTRA)
+        if head_loss is not None:
+            return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
         loss = self.text_loss(output, targets, shift=self.loss_type is not None)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
@@ -261,15 +262,7 @@ class LongTextModel(TextModel):
         self.choice = choice
 
     def _read(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        global_attention_mask: Tensor | None,
-        *,
-        position_ids: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        inserted: Inserted | None = None,
-        output_hidden_states: bool = False,
+        self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
     ) -> TowerOutput:
         if global_attention_mask is not None:
             global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
@@ -279,14 +272,15 @@ class LongTextModel(TextModel):
             global_attention_mask = torch.zeros_like(attention_mask)
         # Without global tokens and padding all tokens have the same role.
         roles = None if global_attention_mask is None else Roles.of(attention_mask, global_attention_mask)
+        position_ids, every = inputs["position_ids"], inputs["output_hidden_states"]
         if position_ids is None:
             position_ids = count(input_ids, attention_mask)
-        x = self.tower.embed(input_ids, position_ids, token_type_ids, inserted)  # (B, N, d)
+        x = self.tower.embed(input_ids, position_ids, inputs["token_type_ids"], inputs["inserted"])  # (B, N, d)
         hidden_states = [x]
         for block in self.tower.depth:
             x = block(x, mask=roles)
-            hidden_states += [x] if output_hidden_states else []
-        return TowerOutput(x, tuple(hidden_states) if output_hidden_states else None)
+            hidden_states += [x] if every else []
+        return TowerOutput(x, tuple(hidden_states) if every else None)
 
 
 class AnswerHead(nn.Module):
