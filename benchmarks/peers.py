@@ -13,9 +13,9 @@ from timing import cuda_time
 from torch import Tensor, nn
 
 from regard.models.config import Config
+from regard.models.family import empty
 from regard.models.loading import family_of
 from regard.models.model import Model
-from regard.models.weight_map import empty
 
 HEADERS = ["", "transformers ms", "ours ms", "ratio", "middle half"]
 

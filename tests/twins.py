@@ -26,10 +26,10 @@ import transformers
 from torch import Tensor, nn
 
 from regard.models.encoder_decoder import shift_right
+from regard.models.family import places
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.models.weight_map import places
 from regard.testing import largest_error
 
 RATIO = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps

@@ -33,7 +33,7 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
         ValueError: for a family without such a task, or without images where the command is about images, and for a
             dtype or device that does not exist; else as `regard.load`.
     """
-    from regard.models.hub import find
+    from regard.models.checkpoint import find
     from regard.models.loading import load
     from regard.session.image_session import takes_images
 
@@ -71,8 +71,8 @@ def family_and_task(name: str) -> tuple[Family, str | None]:
 
     No weights are read. Raises as `regard.load`.
     """
+    from regard.models.checkpoint import find
     from regard.models.config import Config
-    from regard.models.hub import find
     from regard.models.loading import family_of
 
     settings = Config.open(find(name))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from regard.backends.call import Call
 from regard.data.images import OpenedImage, open_image
 from regard.explorer.security import report, without_folders
-from regard.models.hub import find
+from regard.models.checkpoint import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve

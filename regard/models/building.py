@@ -14,7 +14,7 @@ from regard.models.family import Family
 from regard.models.initialization import initialize
 from regard.models.loading import DTYPES, FAMILIES, family_of
 from regard.models.model import Model
-from regard.models.weight_map import empty, places
+from regard.models.family import empty, places
 from regard.parsing import read_json
 
 __all__ = ["build"]

@@ -1,4 +1,4 @@
-"""Checkpoint directories: safetensors files, shards and the small JSON files beside them."""
+"""Checkpoint directories: where they are (a path or the hub), their safetensors, and the JSON files beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import reprlib
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -18,25 +17,151 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from regard.atomic_files import recover
 from regard.parsing import Refusal, parsed, read_json
 from regard.safetensors_file import Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LARGEST_INDEX = 100_000_000  # bytes, as the header of a safetensors file
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
+OTHERS = {".h5": "TensorFlow", ".msgpack": "Flax"}
+AGAIN = "download or copy it again"
+
+TOKENIZER = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "chat_template.jinja",
+]
+POOLING = ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]  # of sentence-transformers
+IMAGES = ["preprocessor_config.json", "processor_config.json"]  # how images and text are prepared
+WANTED = ["config.json", "generation_config.json", SINGLE, INDEX, "*-of-*.safetensors", *TOKENIZER, *POOLING, *IMAGES]
+UNWANTED = ["*/*.safetensors", "consolidated*"]  # other parts' weights, and the same weights once more
+
+ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+LONGEST_ID = 96  # letters, the hub's own limit
+WITH_NETWORK = "load it again with a network"
+BESIDE = (
+    "copy the files of tokenizer and preprocessor there, too (or save them there with AutoTokenizer and AutoProcessor)"
+)
 # Of https://github.com/haotian-liu/LLaVA, which names the language model; transformers' own classes do not.
 ORIGINAL_LLAVA = re.compile(r"Llava[A-Z]\w*ForCausalLM")
 
 
-def refuse_foreign(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a config.json that another library wrote, in words that say which.
+class CheckpointError(ValueError):
+    """Weights that are damaged, cut short, at odds with what they say of themselves, or of a kind that is refused."""
 
-    >>> refuse_foreign({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {}}, "config.json")
-    Traceback (most recent call last):
-        ...
-    ValueError: config.json is of timm (architecture 'vit_tiny_patch16_224'), whose weights have other names: take a \
-checkpoint in the format of transformers, such as google/vit-base-patch16-224; regard.watch looks into timm's own \
-model as it is
 
-    values: what config.json holds.  where: the file, for the error.
+REFUSAL = Refusal(
+    error=CheckpointError,
+    deep=f"it is damaged: its JSON is nested too deep; {AGAIN}",
+    broken=f"it is damaged: not JSON ({{why}}); {AGAIN}",
+    other=f"it is damaged: its JSON is no object, but {{value}}; {AGAIN}",
+    twin=f"it is damaged: the key {{key}} comes {{times}} times; {AGAIN}",
+)
+"""Messages for an index that cannot be read."""
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+
+
+def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The directory of a model. Of a hub model only the files that regard reads are downloaded, never pickles or code.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     find(folder) == Path(folder)
+    True
+
+    With HF_HUB_OFFLINE=1, or if the hub cannot be reached, the model comes from the cache of `huggingface_hub` if it
+    is complete there.
+
+    Args:
+        path_or_id: a directory, or a hub id, "name" or "owner/name". An existing directory wins; what starts with a
+            dot, a slash or a tilde, and a `Path`, is never looked up on the hub.
+        revision: a branch, tag or commit of the hub; None for its main branch.
+
+    Raises:
+        FileNotFoundError: there is no such directory or model.
+        NotADirectoryError: the path is a file.
+        PermissionError: the model is gated.
+        ConnectionError: the hub fails.
+        ValueError: neither a path nor an id.
+        CheckpointError: weights that are refused.
+        ImportError: `huggingface_hub` is not installed.
     """
+    name = os.fspath(path_or_id)
+    if not name:
+        raise ValueError("got an empty name; give a model's directory, or its id on the hub, as 'owner/name'")
+    path = Path(os.path.expanduser(name))
+    recover(path)  # from a save that was killed where a directory cannot be replaced in one step
+    if os.path.isdir(path):
+        if revision is not None:
+            raise ValueError(f"{name!r} is a directory: revision {revision!r} is for models of the hub; leave it out")
+        return path
+    if os.path.exists(path):
+        raise NotADirectoryError(f"{name!r} is a file; give its directory, {str(path.parent)!r}")
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
+    if not isinstance(path_or_id, str) or is_path or (name.count("/") > 1 and "://" not in name):
+        raise FileNotFoundError(f"there is no directory {name!r}; a model of the hub is called 'name' or 'owner/name'")
+    dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
+    if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
+        rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"
+        raise ValueError(f"{reprlib.repr(name)} is neither a directory nor an id of the hub, which is {rules}")
+    folder = _download(name, revision)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
+        )
+    refuse_foreign(read_side(folder, "config.json", dict) or {}, str(folder / "config.json"))
+    try:
+        weight_files(folder)
+    except FileNotFoundError as error:
+        call = conversion(folder, repr(name))
+        pickled = f"; if the hub has only a pickle, which can run any code, convert it with transformers: {call}"
+        known = any((folder / file).is_symlink() or (folder / file).is_file() for file in (SINGLE, INDEX))
+        message = f"{name!r} is not complete: {error}; {WITH_NETWORK}{'' if known else pickled}"
+        raise FileNotFoundError(message) from None
+    return folder
+
+
+def _download(name: str, revision: str | None) -> Path:
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        wanted = f"{name!r} is no directory here, and looking on the hub needs huggingface_hub"
+        raise ImportError(f"{wanted}: pip install 'regard[models]'") from error
+    of = f"{name!r}" + (f" at revision {revision!r}" if revision is not None else "")
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except errors.GatedRepoError as error:
+        ask = f"ask for it at https://huggingface.co/{name}, then log in with: hf auth login"
+        raise PermissionError(f"the owners of {of} give it only to those who ask; {ask}") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"the hub has the model {name!r}, but no revision {revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        private = "check the spelling; if it is private, log in with: hf auth login"
+        raise FileNotFoundError(f"{name!r} is no directory here and no model of the hub; {private}") from error
+    except errors.LocalEntryNotFoundError as error:
+        todo = "with a network (and without HF_HUB_OFFLINE) it would be downloaded; or give a directory's path"
+        raise FileNotFoundError(f"{of} is neither a directory nor complete in the hub's cache here; {todo}") from error
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # the client's own: any failure of the connection
+        raise ConnectionError(f"the hub did not give {of}: {error}; try again later") from error
+
+
+def refuse_foreign(values: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for the values of a config.json that another library wrote, with its name."""
     match values.get("architectures"):
         case [str(name), *_] if ORIGINAL_LLAVA.fullmatch(name):
             raise ValueError(
@@ -52,15 +177,32 @@ model as it is
         )
 
 
+def conversion(directory: Path, source: str = "directory") -> str:
+    """The call that converts a pickled checkpoint with transformers, and what else has to be copied.
+
+    directory: where config.json is, if there is one.  source: what is converted, as it stands in the call.
+    """
+    name, of = "C", ", C being the class that config.json names as architectures (AutoModel would leave out its head)"
+    try:
+        match (read_side(directory, "config.json", dict) or {}).get("architectures"):
+            case [str(first), *_] if first.isidentifier():  # it comes from strangers, and becomes part of a call
+                name, of = first, ""
+    except (OSError, ValueError):
+        pass  # loading says why
+    return f"{name}.from_pretrained({source}).save_pretrained(new_directory){of}; {BESIDE}"
+
+
+# ---------------------------------------------------------------------------------------------------------- side files
+
 T = TypeVar("T", dict[str, Any], list[Any])
 
 
 def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
-    """The object (dict) or list that directory/name holds; None where there is no such file.
+    """The object (dict) or list that directory/name holds, or None if there is no such file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "generation_config.json").write_text('{"num_beams": 4}')
+    ...     write_side(Path(folder), "generation_config.json", {"num_beams": 4})
     ...     read_side(Path(folder), "generation_config.json", dict), read_side(Path(folder), "modules.json", list)
     ({'num_beams': 4}, None)
 
@@ -77,90 +219,33 @@ def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
 
 
 def write_side(directory: Path, name: str, values: object) -> None:
-    """Write values as JSON to directory/name.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_side(Path(folder), "modules.json", [1, 2])
-    ...     read_side(Path(folder), "modules.json", list)
-    [1, 2]
-    """
+    """Write values as JSON to directory/name."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
     (directory / name).write_text(text + "\n", encoding="utf-8")
 
 
 def copy_sides(source: Path, directory: Path, names: Iterable[str]) -> None:
-    """Copy those of the files that a source has; folders in their names are made."""
+    """Copy those of the files that exist in `source`."""
     for name in names:
         if (source / name).is_file():
             (directory / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, directory / name)
 
 
-BESIDE = (
-    "copy the files of tokenizer and preprocessor there, too (or save them there with AutoTokenizer and AutoProcessor)"
-)
+def listed(names: Sequence[str]) -> str:
+    """The first eight names, and how many more there are.
 
-
-def conversion(directory: Path, source: str = "directory") -> str:
-    """The call that converts a checkpoint, by the class that its config.json names, and what else has to be copied.
-
-    >>> print(conversion(Path("no/such/directory"), "'owner/name'"))
-    C.from_pretrained('owner/name').save_pretrained(new_directory), C being the class that config.json names as \
-architectures (AutoModel would leave out its head); copy the files of tokenizer and preprocessor there, too (or save \
-them there with AutoTokenizer and AutoProcessor)
-
-    directory: where config.json is, if there is one.  source: what is converted, as the call shall have it.
+    >>> listed([f"layer.{n}.bias" for n in range(11)])[-37:]
+    'layer.6.bias, layer.7.bias and 3 more'
     """
-    name = _class(directory)
-    call = f"{name or 'C'}.from_pretrained({source}).save_pretrained(new_directory)"
-    if name is None:
-        call += ", C being the class that config.json names as architectures (AutoModel would leave out its head)"
-    return f"{call}; {BESIDE}"
-
-
-def _class(directory: Path) -> str | None:
-    """The first of the architectures; None where none is named, or the file cannot be read: loading says why."""
-    try:
-        values = read_side(directory, "config.json", dict) or {}
-    except (OSError, ValueError):
-        return None
-    match values.get("architectures"):
-        case [str(name), *_] if name.isidentifier():  # it comes from strangers, and becomes part of a call
-            return name
-    return None
-
-
-LARGEST_INDEX = 100_000_000  # bytes, as the header of a safetensors file
-AGAIN = "download or copy it again"
-
-
-class CheckpointError(ValueError):
-    """Weights that are damaged, cut short, at odds with what they say of themselves, or of a kind that is refused."""
-
-
-REFUSAL = Refusal(
-    error=CheckpointError,
-    deep=f"it is damaged: its JSON is nested too deep; {AGAIN}",
-    broken=f"it is damaged: not JSON ({{why}}); {AGAIN}",
-    other=f"it is damaged: its JSON is no object, but {{value}}; {AGAIN}",
-    twin=f"it is damaged: the key {{key}} comes {{times}} times; {AGAIN}",
-)
-"""What is said of an index that cannot be read."""
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
-OTHERS = {".h5": "TensorFlow", ".msgpack": "Flax"}
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
 class Checkpoint:
-    """What a directory's safetensors hold, known before any weight is read.
+    """The safetensors of a directory, checked before any weight is read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +260,7 @@ class Checkpoint:
             [1., 1., 1.]])
 
     entries: an `Entry` by tensor name, in the files' order.  metadata: the files' own, text by name.
-    nbytes: of all tensors, as they are in the files.
+    nbytes: of all tensors in the files.
     """
 
     __slots__ = ("_files", "entries", "metadata", "nbytes")
@@ -198,31 +283,52 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Checkpoint:
-        """Check a directory's safetensors and map them into memory; no weight is read. See `Checkpoint`.
+        """Check a directory's safetensors and map them into memory; no weight is read.
 
-        directory: holds `model.safetensors`, or `model.safetensors.index.json` and the shards it names. Where both
-        are there the first is taken, as `transformers` does.
+        Args:
+            directory: holds `model.safetensors`, or `model.safetensors.index.json` and the shards it names. If both
+                exist the first is taken, as `transformers` does.
 
-        Raises FileNotFoundError or NotADirectoryError where there are no such files, CheckpointError for weights that
-        are only pickled and for files that are not whole or contradict themselves or their index. Warns where only
-        the index's total size is wrong: nothing depends on it, and `transformers` does not look at it.
+        Raises:
+            FileNotFoundError: there are no such files.
+            NotADirectoryError: the path is a file.
+            CheckpointError: weights that are only pickled, files that are damaged or contradict their index.
+
+        Warns:
+            UserWarning: the index's total size alone is wrong, which `transformers` does not look at.
         """
-        files, index = _located(Path(directory))
+        files, index = _locate(Path(directory))
         checkpoint = cls(map(open_weights, files))
-        if index is not None:
-            _check_index(Path(directory) / INDEX, index, checkpoint)
+        if index is None:
+            return checkpoint
+        path, shards = str(Path(directory) / INDEX), index["weight_map"]
+        stored = {name: entry.file.name for name, entry in checkpoint.entries.items()}
+        if lacking := [f"{name!r} ({file})" for name, file in shards.items() if stored.get(name) != file]:
+            raise CheckpointError(f"{path!r} names tensors that are not in those files: {listed(lacking)}; {AGAIN}")
+        if extra := [f"{name!r} ({file})" for name, file in stored.items() if name not in shards]:
+            raise CheckpointError(f"{path!r} does not name tensors that its files hold: {listed(extra)}; {AGAIN}")
+        metadata = index.get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if total is not None and total != checkpoint.nbytes:
+            says = f"{path!r} says total_size {reprlib.repr(total)}, its files hold {checkpoint.nbytes}"
+            warnings.warn(f"{says} bytes: some files may be of another version", stacklevel=2)
         return checkpoint
 
     def read(self, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor, straight from the file to the device. See `Checkpoint`.
+        """One tensor, straight from the file to the device.
 
         On the CPU, in the file's own dtype, nothing is copied: the tensor is a private view of the file, loaded as it
-        is used. Changing it does not change the file, and replacing the file (as `write` does) does not change it; a
-        program that overwrites the file in place (cp, scp) does. Asked for twice, it is the same memory.
+        is used. Changing it does not change the file, and replacing the file (as `save` does) does not change it; a
+        program that overwrites the file in place (cp, scp) does. Read twice, it is the same memory.
 
-        dtype: what floating tensors become, on the device; others keep theirs.
+        Args:
+            name: of the tensor.
+            device: where it goes.
+            dtype: what floating tensors become, on the device; others keep theirs.
 
-        Raises LookupError for a name that is not there, TypeError for a dtype that is not floating.
+        Raises:
+            LookupError: there is no such tensor.
+            TypeError: the dtype is not floating.
         """
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype is what floating tensors become, got {dtype}; give a floating dtype or None")
@@ -264,35 +370,17 @@ def open_weights(path: Path) -> TensorFile:
     return weights
 
 
-# --------------------------------------------------------------------------------------------------------- which files
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    shards: Mapping[str, str]  # a tensor's file by its name
-    total_size: Any  # not checked when read: None where the index has none
-
-
 def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
-    """The safetensors files that a directory's weights are in, all of them there; none is opened.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_checkpoint(folder, {"a": torch.ones(3), "b": torch.ones(5)}, shard_bytes=20)
-    ...     [file.name for file in weight_files(folder)]
-    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-
-    Raises as `Checkpoint.open` does, but for what is wrong inside the files.
-    """
-    return _located(Path(directory))[0]
+    """The safetensors files that a directory's weights are in; none is opened. Raises as `Checkpoint.open` does."""
+    return _locate(Path(directory))[0]
 
 
-def _located(directory: Path) -> tuple[list[Path], _Index | None]:
+def _locate(directory: Path) -> tuple[list[Path], dict[str, Any] | None]:
     """The files of a directory's weights, and their index if they are shards."""
     if not directory.is_dir():
-        taken = directory.exists()
-        why = "it is a file; give the directory it is in" if taken else "there is no such directory"
-        raise (NotADirectoryError if taken else FileNotFoundError)(
+        is_file = directory.exists()
+        why = "it is a file; give the directory it is in" if is_file else "there is no such directory"
+        raise (NotADirectoryError if is_file else FileNotFoundError)(
             f"cannot read weights from {str(directory)!r}: {why}"
         )
     if (directory / SINGLE).is_file():
@@ -300,19 +388,19 @@ def _located(directory: Path) -> tuple[list[Path], _Index | None]:
     if not (directory / INDEX).is_file():
         raise _no_weights(directory)
     index = _read_index(directory / INDEX)
-    names = sorted(set(index.shards.values()))
+    names = sorted(set(index["weight_map"].values()))
     if missing := [name for name in names if not (directory / name).is_file()]:
-        if dangling := [name for name in missing if _is_dangling(directory / name)]:
-            raise _no_target(directory, dangling)
         of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
-        raise FileNotFoundError(f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too")
+        raise _broken_links(directory, missing) or FileNotFoundError(
+            f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too"
+        )
     return [directory / name for name in names], index
 
 
 def _no_weights(directory: Path) -> Exception:
-    """What to say of a directory that has neither of the two files."""
-    if dangling := [name for name in (SINGLE, INDEX) if _is_dangling(directory / name)]:
-        return _no_target(directory, dangling)
+    """The error for a directory that has neither of the two files."""
+    if broken := _broken_links(directory, [SINGLE, INDEX]):
+        return broken
     there = sorted(path.name for path in directory.iterdir())
     pickles = [name for name in there if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)]
     others = [name for name in there if name.endswith(tuple(OTHERS))]
@@ -331,58 +419,31 @@ def _no_weights(directory: Path) -> Exception:
     return FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
 
 
-def _is_dangling(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
-
-
-def _no_target(directory: Path, links: Sequence[str]) -> FileNotFoundError:
-    """What to say of links to files that are gone, as in a hub cache that was deleted in part."""
+def _broken_links(directory: Path, names: Sequence[str]) -> FileNotFoundError | None:
+    """The error for links to files that are gone, as in a hub cache that was deleted in part."""
+    links = [name for name in names if (directory / name).is_symlink() and not (directory / name).exists()]
+    if not links:
+        return None
     are = f"{links[0]} is a link" if len(links) == 1 else f"{listed(links)} are links"
     target = os.readlink(directory / links[0])
     return FileNotFoundError(f"no model in {str(directory)!r}: {are} to nothing, for there is no {target!r}; {AGAIN}")
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first eight names, and how many more there are.
-
-    >>> listed([f"layer.{n}.bias" for n in range(11)])[-37:]
-    'layer.6.bias, layer.7.bias and 3 more'
-    """
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _read_index(path: Path) -> _Index:
-    """The index of sharded weights, once it is sure that it names plain files of its own directory."""
+def _read_index(path: Path) -> dict[str, Any]:
+    """The index of sharded weights. It comes from strangers: it may name plain files of its own directory only."""
     try:
         if (size := path.stat().st_size) > LARGEST_INDEX:
             raise CheckpointError(f"it has {size:,} bytes, at most {LARGEST_INDEX:,} are read; {AGAIN}")
-        index = parsed(path.read_bytes(), REFUSAL)
+        index: dict[str, Any] = parsed(path.read_bytes(), REFUSAL)
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
             raise CheckpointError(f"it has no 'weight_map' that gives the file of each tensor; {AGAIN}")
-        if strange := sorted({repr(name) for name in shards.values() if not _plain(name)}):
+        plain = {name for name in shards.values() if name.endswith(".safetensors") and not set(name) & set("/\\:\0")}
+        if strange := sorted(map(repr, set(shards.values()) - plain)):
             raise CheckpointError(f"it names {listed(strange)}; a shard is a .safetensors file in the same directory")
     except CheckpointError as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error}") from None
-    metadata = index.get("metadata")
-    return _Index(shards, metadata.get("total_size") if isinstance(metadata, dict) else None)
-
-
-def _plain(name: str) -> bool:
-    """Whether a name is a file of the directory itself: the index comes from strangers, and must not lead outside."""
-    return name.endswith(".safetensors") and not set(name) & set("/\\:\0")
-
-
-def _check_index(path: Path, index: _Index, checkpoint: Checkpoint) -> None:
-    """Refuse an index and files that do not hold the same tensors."""
-    found = {name: entry.file.name for name, entry in checkpoint.entries.items()}
-    if lacking := [f"{name!r} ({file})" for name, file in index.shards.items() if found.get(name) != file]:
-        raise CheckpointError(f"{str(path)!r} names tensors that are not in those files: {listed(lacking)}; {AGAIN}")
-    if extra := [f"{name!r} ({file})" for name, file in found.items() if name not in index.shards]:
-        raise CheckpointError(f"{str(path)!r} does not name tensors that its files hold: {listed(extra)}; {AGAIN}")
-    if index.total_size is not None and index.total_size != checkpoint.nbytes:
-        says = f"{str(path)!r} says total_size {reprlib.repr(index.total_size)}, its files hold {checkpoint.nbytes}"
-        warnings.warn(f"{says} bytes: some files may be of another version", stacklevel=3)
+    return index
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -394,7 +455,7 @@ def write_checkpoint(
     *,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write tensors as the weights of a new directory that `transformers` opens. `regard.models.saving` replaces one.
+    """Write tensors as the weights of a new directory that `transformers` opens.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -402,12 +463,16 @@ def write_checkpoint(
     ...     Checkpoint.open(f"{folder}/new")
     Checkpoint(2 tensors, 16 bytes, files: model.safetensors)
 
-    directory: made if it is not there; without weights.
-    tensors: by name, or as pairs that may be made one by one: at most one shard's are held. On any device.
-    shard_bytes: a file's tensors take at most this, or are a single one. One file is `model.safetensors`; more are
-    numbered, with an index.
+    Args:
+        directory: created if it does not exist; without weights.
+        tensors: by name, or as pairs that may be made one by one: at most one shard's are held. On any device.
+        shard_bytes: a file's tensors take at most this, or are a single one. One file is `model.safetensors`; more are
+            numbered, with an index.
 
-    Raises TypeError or ValueError for what a safetensors file cannot hold, OSError when writing fails.
+    Raises:
+        TypeError: as ValueError.
+        ValueError: for what a safetensors file cannot hold.
+        OSError: writing failed.
     """
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be at least 1, got {shard_bytes}")
@@ -434,7 +499,6 @@ def write_checkpoint(
 
 
 def _shards(pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Tensors in their order, as many at a time as fit one file."""
     shard: dict[str, Tensor] = {}
     seen: set[str] = set()
     held = 0

@@ -37,8 +37,6 @@ HARMLESS = {
     "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "use_bfloat16", "use_cache",
 }  # fmt: skip
 OFF = {"pruned_heads": ({}, None), "is_decoder": (False, None), "add_cross_attention": (False, None)}
-
-
 ATTRIBUTE_DEFAULTS: dict[str, Any] = {"is_encoder_decoder": False, "problem_type": None}
 
 
@@ -106,11 +104,7 @@ class Config:
         return default if value is None else value
 
     def sub_config(self, key: builtins.str) -> Config:
-        """A nested object, for example of a vision tower; empty if the key is missing. `check_unused` covers it too.
-
-        >>> Config({"vision_config": {"hidden_size": 12}}).sub_config("vision_config").int("hidden_size")
-        12
-        """
+        """A nested object, for example of a vision tower; empty if the key is missing. `check_unused` covers it too."""
         if key not in self._sub_configs:
             values = self.get(key, {})
             if not isinstance(values, dict):
@@ -133,11 +127,7 @@ class Config:
         return value
 
     def ints(self, key: builtins.str, default: list[builtins.int] | None = None) -> list[builtins.int]:
-        """A list of integers from 1, not empty.
-
-        >>> Config({"depths": [2, 2, 6, 2]}).ints("depths")
-        [2, 2, 6, 2]
-        """
+        """A list of integers from 1, not empty."""
         value = self._required(key, default)
         if not isinstance(value, list) or not value or not all(type(n) is int and 1 <= n <= MAX_INT for n in value):
             raise ValueError(f"{self.where}: {key} must be a list of integers from 1, got {value!r:.80}")
@@ -170,11 +160,7 @@ class Config:
         return float(value)
 
     def eps(self, key: builtins.str, default: builtins.float | None = None) -> builtins.float:
-        """The epsilon of a norm: a finite number, 0 or more.
-
-        >>> Config({"layer_norm_eps": 1e-12}).eps("layer_norm_eps")
-        1e-12
-        """
+        """The epsilon of a norm: a finite number, 0 or more."""
         value = self.float(key, default)
         if value < 0:
             raise ValueError(f"{self.where}: {key} must be 0 or more, got {value!r:.80}")
@@ -199,13 +185,7 @@ class Config:
         return self.bool("tie_word_embeddings", default)
 
     def only(self, key: builtins.str, *allowed: Any) -> None:
-        """Raise ValueError unless the key has one of the allowed values; the first of them is its default.
-
-        >>> Config({"position_embedding_type": "relative_key"}).only("position_embedding_type", "absolute")
-        Traceback (most recent call last):
-            ...
-        ValueError: config.json: position_embedding_type is 'relative_key', and only 'absolute' is supported
-        """
+        """Raise ValueError unless the key has one of the allowed values; the first of them is its default."""
         value = self.get(key, allowed[0])
         if value not in allowed:
             wanted = " or ".join(map(repr, allowed))
@@ -217,11 +197,7 @@ class Config:
         >>> Config({"id2label": {"1": "cat", "0": "dog"}}).labels()
         ('dog', 'cat')
 
-        Args:
-            count: how many, if the file has neither id2label nor num_labels.
-
-        Raises:
-            ValueError: the numbers of id2label do not run from 0, or as `num_labels`.
+        count: how many, if the file has neither. Raises ValueError if the numbers of id2label do not run from 0.
         """
         number, id2label = self.num_labels(count), self.get("id2label")
         if id2label is None:
@@ -238,11 +214,7 @@ class Config:
     def num_labels(self, count: builtins.int = 2) -> builtins.int:
         """The number of classes: the length of id2label, whatever its numbers, as in `transformers`; else num_labels.
 
-        >>> Config({"id2label": {"1": "cat", "2": "dog", "3": "hat"}}).num_labels()
-        3
-
-        Args:
-            count: how many, if the file has neither.
+        count: how many, if the file has neither.
         """
         id2label = self.get("id2label")
         if id2label is None:
@@ -267,18 +239,16 @@ class Config:
         return f"{self.where}: {message}" + (f" ({keys})" if keys else "")
 
     def unused_keys(self) -> dict[builtins.str, Any]:
-        """What the file has and nothing has read."""
+        """The values that nothing has read."""
         return {key: value for key, value in self.values.items() if key not in self._read and value is not None}
 
     def check_unused(
         self, family: builtins.str, *, harmless: Iterable[builtins.str] = (), ignore: Iterable[builtins.str] = ()
     ) -> None:
-        """Raise ValueError, with the list, if a key was not read and is not known to change nothing.
+        """Raise ValueError, with the list, if a key was not read and is neither harmless nor ignored.
 
-        Args:
-            family: who read the config, for the message.
-            harmless: keys that the family knows to change nothing.
-            ignore: keys that the user says change nothing.
+        family: its title, for the message.  harmless: keys that change nothing in this family.  ignore: keys that the
+        user declares harmless.
         """
         if isinstance(ignore, str):  # its letters would be taken for keys
             raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r}]")
@@ -298,13 +268,7 @@ class Config:
     def without_ignored(
         self, *, harmless: Iterable[builtins.str] = (), ignore: Iterable[builtins.str] = ()
     ) -> dict[builtins.str, Any]:
-        """The values without the keys that `check_unused` accepts only because of `ignore`.
-
-        >>> config = Config({"hidden_size": 12, "use_rotary": False})
-        >>> _ = config.int("hidden_size")
-        >>> config.without_ignored(ignore=["use_rotary", "hidden_size"])
-        {'hidden_size': 12}
-        """
+        """The values without the keys that `check_unused` accepts only because of `ignore`."""
         ignored = self._unknown(harmless).keys() & set(ignore)
         values = {key: value for key, value in self.values.items() if key not in ignored}
         for key, sub_config in self._sub_configs.items():
@@ -343,15 +307,17 @@ def rotary(config: Config, dim: int, *, max_positions: int) -> Rotary:
     >>> rotary(Config({"rope_parameters": llama3}), 8, max_positions=8192).scaling
     Llama3(factor=8.0, low=1.0, high=4.0, original=8192)
 
-    Args:
-        config: of the text model.
-        dim: size of a head.
-        max_positions: max_position_embeddings.
-
-    Raises:
-        ValueError: an unknown rope_type, unknown keys, or numbers that are missing, useless or contradict each other.
+    dim: size of a head.  max_positions: max_position_embeddings. Raises ValueError for an unknown rope_type, unknown
+    keys, and numbers that are missing, out of range or contradict each other.
     """
-    rope = _rope_config(config)
+    both = {key: config.get(key) for key in ("rope_scaling", "rope_parameters") if key in config}  # old and new
+    if len(both) > 1 and both["rope_scaling"] != both["rope_parameters"]:
+        raise ValueError(f"{config.where} has rope_scaling and rope_parameters, and they differ: remove one")
+    rope = Config({}, config.where)
+    for key, values in both.items():
+        if not isinstance(values, dict):
+            raise ValueError(f"{config.where}: {key} must be an object, got {values!r}")
+        rope = Config(values, f"{config.where}, {key}")
     new, old = rope.get("rope_type"), rope.get("type")
     if new is not None and old is not None and new != old:
         raise ValueError(f"{rope.where}: rope_type is {new!r} and type is {old!r}: remove one")
@@ -419,18 +385,6 @@ def _scaling(kind: str, rope: Config, config: Config, max_positions: int) -> Sca
         mscale_all_dim=mscale_all_dim if both else None,
         truncate=rope.bool("truncate", True),
     )
-
-
-def _rope_config(config: Config) -> Config:
-    """The object of rotary parameters, under its old key or its new one; empty if there is none."""
-    both = {key: config.get(key) for key in ("rope_scaling", "rope_parameters") if key in config}
-    if len(both) > 1 and both["rope_scaling"] != both["rope_parameters"]:
-        raise ValueError(f"{config.where} has rope_scaling and rope_parameters, and they differ: remove one")
-    for key, values in both.items():
-        if not isinstance(values, dict):
-            raise ValueError(f"{config.where}: {key} must be an object, got {values!r}")
-        return Config(values, f"{config.where}, {key}")
-    return Config({}, config.where)
 
 
 def _holder(key: str, rope: Config, config: Config) -> Config:

@@ -3,12 +3,6 @@
     input_ids (B, N) ─ text ─ end token ─ projection ─ normalize ────────┐
     pixel_values (P, C, H, W) ─ vision ─ cls ─ projection ─ normalize ───┴─ similarity (P, B)
 
-    >>> model = regard.load("openai/clip-vit-base-patch32")                                           # doctest: +SKIP
-    >>> texts = model.tokenizer.batch(["a photo of a cat", "a photo of a dog"])                       # doctest: +SKIP
-    >>> out = model(texts.ids, texts.mask, pixel_values=torch.zeros(1, 3, 224, 224))                  # doctest: +SKIP
-    >>> out.logits_per_image.shape                                                                    # doctest: +SKIP
-    torch.Size([1, 2])
-
 Axis letters: B texts, P images, N tokens, d width of a tower, e width that both share.
 """
 
@@ -35,16 +29,10 @@ __all__ = ["DualEncoder", "SimilarityHead"]
 
 
 class SimilarityHead(nn.Module):
-    """Summaries of texts and pictures as vectors of length 1 in one space, and how alike they are.
+    """Projections of pooled texts and images to one width e, and their similarity.
 
-    >>> SimilarityHead(7, text=6, picture=5)
-    SimilarityHead(
-      (text): Linear(in_features=6, out_features=7, bias=False)
-      (picture): Linear(in_features=5, out_features=7, bias=False)
-    )
-
-    e: width of that space.  text, picture: widths of the summaries, None where there is no such tower.
-    The scale of the likeness is kept as its logarithm; one tower alone has none.
+    text, picture: widths of the pooled vectors; None without such a tower. The scale of similarities is kept as its
+    logarithm; one tower alone has none.
     """
 
     scale: Tensor | None
@@ -53,20 +41,16 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.text = None if text is None else Linear(text, e, bias=False)
         self.picture = None if picture is None else Linear(picture, e, bias=False)
-        both = text is not None and picture is not None
-        self.scale = nn.Parameter(torch.zeros(())) if both else None
+        self.scale = None if text is None or picture is None else nn.Parameter(torch.zeros(()))
 
-    def forward(self, texts: Tensor, pictures: Tensor) -> Tensor:
-        """Vectors (B, e) and (P, e) → likeness (P, B)."""
+    def forward(self, texts: Tensor, images: Tensor) -> Tensor:
+        """Normalized vectors (B, e) and (P, e) → similarities (P, B)."""
         assert self.scale is not None
-        return self.scale.exp() * (pictures @ texts.T)
+        return self.scale.exp() * (images @ texts.T)
 
 
 class DualEncoder(Model):
-    """A tower of texts and one of pictures, whose summaries are compared; a checkpoint may hold one of them alone.
-
-    text, vision: the towers.  text_pooler, vision_pooler: what sums them up.  head: what compares the summaries.
-    """
+    """A text tower and an image tower, each with a pooler, and a head that compares them; or one tower alone."""
 
     kind = "dual-encoder"
 
@@ -109,10 +93,6 @@ class DualEncoder(Model):
             return_loss: compute the contrastive loss: text i belongs to image i.
             output_hidden_states: return the output of every block, before the last norm.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         self.read_options(options)
         if input_ids is None and pixel_values is None:
@@ -122,14 +102,11 @@ class DualEncoder(Model):
                 "attention_mask says which input_ids are tokens, and there are none: give both, or neither"
             )
         checked = None if input_ids is None else self._check_text(input_ids, attention_mask)
-        pixel_values = None if pixel_values is None else self._check_pixels(pixel_values)
-        if checked is None:
-            assert pixel_values is not None
-            return self._image(pixel_values, bool(output_hidden_states))
-        text = self._text_output(*checked, bool(output_hidden_states))
-        if pixel_values is None:
-            return text
-        image = self._image(pixel_values, bool(output_hidden_states))
+        pixel_values = None if pixel_values is None else check_pixels(pixel_values, self._vision().embed.patches, self)
+        text = None if checked is None else self._text_output(*checked, bool(output_hidden_states))
+        image = None if pixel_values is None else self._image_output(pixel_values, bool(output_hidden_states))
+        if text is None or image is None:
+            return text or image or ModelOutput()
         logits = self.head(text.text_embeds, image.image_embeds)  # (P, B)
         return ModelOutput(
             text,
@@ -149,15 +126,16 @@ class DualEncoder(Model):
 
     def encode_image(self, pixel_values: Tensor) -> Tensor:
         """pixel_values (P, C, H, W) → normalized vectors (P, e). Raises as a call of the model does."""
-        embeds = self._image(self._check_pixels(pixel_values), False).image_embeds
+        pixel_values = check_pixels(pixel_values, self._vision().embed.patches, self)
+        embeds = self._image_output(pixel_values, False).image_embeds
         assert embeds is not None
         return embeds
 
     def layouts(self, frame: Frame) -> dict[str, Sides]:
-        """What each token of the picture's attentions is and where it lies, for `regard.watch(model, layouts=…)`.
+        """What each token of the image tower's attentions is and where it lies, for `regard.watch(model, layouts=…)`.
 
-        frame: of a picture, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
-        Raises ValueError for a model without a tower of pictures.
+        frame: of one image, as `model.preprocessor` gives it; a batch has a mapping for each. Raises ValueError for a
+        model without an image tower.
         """
         vision = self._vision()
         sides = Sides.patches(frame, vision.embed.patches.size, vision.embed.before)
@@ -165,41 +143,31 @@ class DualEncoder(Model):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are. Raises ValueError for a model without a tower of texts."""
+        """How many tokens there are. Raises ValueError for a model without a text tower."""
         return self._text().embed.tokens.num_embeddings
 
     @property
     def max_positions(self) -> int | None:
-        """How many tokens a text may have. Raises ValueError for a model without a tower of texts."""
+        """How many tokens a text may have. Raises ValueError for a model without a text tower."""
         return self._text().embed.max_positions
-
-    # ---------------------------------------------------------------------------------------------------- either side
 
     def _text(self) -> Tower:
         if self.text is None:
-            raise ValueError(
-                f"this {self.family.title} has no tower of texts: give pixel_values=, or load a whole checkpoint"
-            )
+            raise ValueError(f"this {self.family.title} has no text tower: give pixel_values=, or load both towers")
         return self.text
 
     def _vision(self) -> VisionTower:
         if self.vision is None:
-            raise ValueError(
-                f"this {self.family.title} has no tower of pictures: give input_ids, or load a whole checkpoint"
-            )
+            raise ValueError(f"this {self.family.title} has no image tower: give input_ids, or load both towers")
         return self.vision
 
     def _check_text(
         self, input_ids: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """input_ids, mask, and where texts end or their tokens stand: the vector of each row's first True is pooled."""
-        mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        mask = self.check(input_ids, attention_mask, self._text())
         pooler = self.text_pooler
         return input_ids, mask, pooler.ends(input_ids, mask) if isinstance(pooler, EndPooler) else mask
-
-    def _check_pixels(self, pixel_values: Tensor) -> Tensor:
-        patches = self._vision().embed.patches
-        return check_pixels(pixel_values, patches.channels, patches.least, self)
 
     def _text_output(
         self, input_ids: Tensor, attention_mask: Tensor | None, ends: Tensor | None, output_hidden_states: bool
@@ -213,7 +181,7 @@ class DualEncoder(Model):
         embeds = normalize(self.head.text(pooled), dim=-1)
         return ModelOutput(text_embeds=embeds, last_hidden_state=x, pooler_output=pooled, hidden_states=hidden_states)
 
-    def _image(self, pixel_values: Tensor, output_hidden_states: bool) -> ModelOutput:
+    def _image_output(self, pixel_values: Tensor, output_hidden_states: bool) -> ModelOutput:
         assert self.vision_pooler is not None
         assert self.head.picture is not None
         x, hidden_states = self._vision()(pixel_values, output_hidden_states=output_hidden_states)

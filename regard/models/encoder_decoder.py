@@ -44,8 +44,8 @@ def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = N
 class EncoderDecoder(Model):
     """Encoder, decoder, and the task head if the task has one.
 
-    start: the token that the decoder begins with.  rereads: may decoder_input_ids be left out, the decoder then reading
-    the same text as the encoder (BART; tasks that judge a text instead of writing one).
+    start: the token that the decoder begins with.  rereads: by default the decoder reads the same text as the encoder
+    (BART; tasks that classify a text instead of writing one).
     """
 
     kind = "encoder-decoder"
@@ -99,10 +99,6 @@ class EncoderDecoder(Model):
             end_positions: (B,), question answering.
             output_hidden_states: return the output of every block, of both.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
         if decoder_input_ids is None and decoder_attention_mask is None:
@@ -112,23 +108,17 @@ class EncoderDecoder(Model):
                 decoder_input_ids = shift_right(labels, self.start)
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
             elif self.rereads:
-                decoder_attention_mask = self.check(
-                    input_ids,
-                    attention_mask,
-                    self.encoder.embed.tokens.num_embeddings,
-                    self.encoder.embed.max_positions,
-                )
+                decoder_attention_mask = self.check(input_ids, attention_mask, self.encoder)
                 decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
         if decoder_input_ids is None:
             raise ValueError(
                 "decoder_input_ids is missing: the tokens (B, M) that the decoder has read so far, the first of them "
-                f"model.start, {self.start}; shift_right makes them of a text to be learnt"
+                f"model.start, {self.start}; shift_right makes them of labels"
             )
         encoder, attention_mask = self._encode(input_ids, attention_mask, position_ids, bool(output_hidden_states))
         decoder_attention_mask = self.check(
-            decoder_input_ids, decoder_attention_mask, self.vocabulary, self.decoder.embed.max_positions
+            decoder_input_ids, decoder_attention_mask, self.decoder, decoder_position_ids
         )
-        self.check_positions(decoder_input_ids, decoder_position_ids, self.decoder)
         if len(decoder_input_ids) != len(input_ids):
             raise ValueError(
                 f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
@@ -164,9 +154,7 @@ class EncoderDecoder(Model):
         position_ids: Tensor | None,
         output_hidden_states: bool,
     ) -> tuple[TowerOutput, Tensor | None]:
-        embed = self.encoder.embed
-        attention_mask = self.check(input_ids, attention_mask, embed.tokens.num_embeddings, embed.max_positions)
-        self.check_positions(input_ids, position_ids, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder, position_ids)
         encoder = self.encoder(
             input_ids,
             attention_mask=attention_mask,
@@ -179,9 +167,9 @@ class EncoderDecoder(Model):
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> CrossAttentionDecoder:
-        """Let the encoder read, once, what the decoder will look at in every step.
+        """Encode a text once, for a decoder that attends to it in every step.
 
-        Raises ValueError for a model that has no words to choose from.
+        Raises ValueError for a model without a language-model head.
         """
         if not isinstance(self.head, LanguageHead):
             raise ValueError(
@@ -215,10 +203,8 @@ class CrossAttentionDecoder:
 
         attention_mask: (B, N), True = token, padded on the left. Raises ValueError if length exceeds the positions.
         """
-        model, most = self.model, self.decoder.embed.max_positions
-        attention_mask = model.check(input_ids, attention_mask, self.decoder.embed.tokens.num_embeddings, most)
-        if most is not None and length > most:
-            raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
+        model = self.model
+        attention_mask = model.check_prompt(input_ids, attention_mask, self.decoder, length)
         if len(input_ids) != len(self.encoder_hidden_states):
             raise ValueError(
                 f"{len(input_ids)} texts are to be written, and the encoder has read {len(self.encoder_hidden_states)}"

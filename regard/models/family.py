@@ -1,15 +1,17 @@
-"""What a family file provides: config mapping, weight-name templates and tasks."""
+"""What a family file provides (config mapping, weight-name templates, tasks), and a model's places in a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.models.config import Config
+from regard.nn.linear import Joined, JoinedTable
 
 if TYPE_CHECKING:
     from regard.models.model import Model
@@ -34,12 +36,12 @@ class Unchanged:
         return parts[0]
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """The checkpoint's tensors from ours."""
+        """The checkpoint's tensors from ours. rows: how many each has of a joined matrix."""
         return [ours]
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
         """The shapes of the checkpoint's tensors from the shape of ours."""
-        return [ours]
+        return [tuple(part.shape) for part in self.split(torch.empty(ours, device="meta"), rows)]
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,7 @@ class Transpose(Unchanged):
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
         """The checkpoint's tensors from ours."""
-        return [ours.mT.contiguous() if ours.ndim == 2 else ours]
-
-    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of the checkpoint's tensors from the shape of ours."""
-        return [ours[::-1] if len(ours) == 2 else ours]
+        return [self.join([ours])]
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,6 @@ class Squeeze(Unchanged):
         """The checkpoint's tensors from ours."""
         return [ours.reshape((1,) * self.axes + ours.shape)]
 
-    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of the checkpoint's tensors from the shape of ours."""
-        return [(1,) * self.axes + ours]
-
 
 @dataclass(frozen=True)
 class OptionalSqueeze(Squeeze):
@@ -86,13 +80,13 @@ class OptionalSqueeze(Squeeze):
 
 
 @dataclass(frozen=True, init=False)
-class Concat:
+class Concat(Unchanged):
     """Several tensors, concatenated along the rows: query, key and value in one matrix (`regard.nn.linear.Joined`)."""
 
     parts: tuple[str, ...]
-    optional: ClassVar[bool] = False
 
     def __init__(self, *parts: str) -> None:
+        object.__setattr__(self, "name", parts[0])
         object.__setattr__(self, "parts", parts)
 
     def names(self, numbers: Numbers, leaf: str) -> tuple[str, ...]:
@@ -104,40 +98,34 @@ class Concat:
         return torch.cat(list(parts))
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """The checkpoint's tensors from ours; rows: how many rows each has."""
+        """The checkpoint's tensors from ours."""
         assert rows is not None, self.parts
         return [part.contiguous() for part in torch.split(ours, list(rows))]
 
-    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of the checkpoint's tensors from the shape of ours."""
-        assert rows is not None, self.parts
-        return [(count, *ours[1:]) for count in rows]
 
-
-Source = Unchanged | Concat
-Names = Mapping[str, str | Source]
+Names = Mapping[str, str | Unchanged]
 """Templates: our name → the checkpoint's. A string stands for `Unchanged`; {i} and {j} are numbers of layers."""
 
 
-def nested(names: Names, ours: str, theirs: str) -> dict[str, str | Source]:
+def nested(names: Names, ours: str, theirs: str) -> dict[str, str | Unchanged]:
     """The templates of a part of a model: a prefix for our names and one for the checkpoint's.
 
     >>> names = {"blocks.{i}.norm": "layers.{i}.norm", "embed": Squeeze("cls", 2)}
     >>> nested(names, "vision.", "vision_model.")["vision.embed"]
     Squeeze(name='vision_model.cls', axes=2)
     """
-
-    def prefixed(source: str | Source) -> str | Source:
+    nested_names: dict[str, str | Unchanged] = {}
+    for name, source in names.items():
         if isinstance(source, str):
-            return theirs + source
-        if isinstance(source, Concat):
-            return Concat(*(theirs + part for part in source.parts))
-        return replace(source, name=theirs + source.name)
+            nested_names[ours + name] = theirs + source
+        elif isinstance(source, Concat):
+            nested_names[ours + name] = Concat(*(theirs + part for part in source.parts))
+        else:
+            nested_names[ours + name] = replace(source, name=theirs + source.name)
+    return nested_names
 
-    return {ours + name: prefixed(source) for name, source in names.items()}
 
-
-def lookup(names: Names, parameter: str) -> tuple[Source, Numbers, str]:
+def lookup(names: Names, parameter: str) -> tuple[Unchanged, Numbers, str]:
     """The source of one of our parameters, the numbers of its layers, and the leaf (".weight") to add to its names.
 
     Raises KeyError for a parameter that no template names: a family's file is incomplete.
@@ -161,10 +149,8 @@ def _filled(name: str, numbers: Numbers, leaf: str) -> str:
     return name + leaf
 
 
-def unadjusted(config: Config, stored: Collection[str]) -> Config:
-    """The config itself; the default of `Family.adjust`."""
-    return config
-
+Heads = Mapping[str, Callable[[], nn.Module]]
+"""By task: what builds its head. A task that is not there has none."""
 
 # The tasks are named as transformers' pipelines are; where it has none, in plain words.
 GENERATION_TASKS = ("text-generation", "text2text-generation", "image-text-to-text")
@@ -199,7 +185,7 @@ class Family:
         model_type: as in config.json.
         prefix: of the body's names in a checkpoint with a head; "" for none.
         build: config and task → the model, with uninitialised weights.
-        names: config → templates of the body's weights, without the prefix.
+        names: templates of the body's weights, without the prefix; or config → templates.
         tasks: by name; the first has no head.
         ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
         copies: as in `Task`, of the body.
@@ -213,14 +199,18 @@ class Family:
     model_type: str
     prefix: str
     build: Callable[[Config, str], Model]
-    names: Callable[[Config], Names]
+    names: Names | Callable[[Config], Names]
     tasks: Mapping[str, Task]
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
-    adjust: Callable[[Config, Collection[str]], Config] = unadjusted
+    adjust: Callable[[Config, Collection[str]], Config] | None = None
+
+    def names_of(self, config: Config) -> Names:
+        """The templates of the body's weights."""
+        return self.names(config) if callable(self.names) else self.names
 
     @property
     def bare_task(self) -> str:
@@ -248,3 +238,70 @@ class Family:
             f"the checkpoint is a {architectures[0]}, and {self.title} is supported as {known}. "
             f"Name the task to read it as: regard.load(…, task={self.bare_task!r}) reads the body without a head"
         )
+
+
+FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.randn}
+
+
+def empty(family: Family, config: Config, task: str) -> Model:
+    """A model on the meta device: shapes without memory. Raises ValueError for sizes that do not fit each other."""
+    try:
+        with _MetaShapes():
+            model = family.build(config, task)
+    except ValueError as error:  # of a layer, which knows neither the file nor its keys
+        raise ValueError(config.explain(error)) from None
+    except RuntimeError as error:  # torch counts bytes in 64 bits
+        raise ValueError(f"{config.where} asks for sizes that no tensor can have: {error}") from None
+    model.family, model.task = family, task
+    return model
+
+
+class _MetaShapes(TorchFunctionMode):
+    """Factories make tensors on the meta device, and in-place calls do nothing.
+
+    `torch.device("meta")` would draw initial values, which imports torch's decompositions: seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTORIES:
+            return func(*args, **{**kwargs, "device": kwargs.get("device") or "meta"})
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
+        if not in_place:
+            return func(*args, **kwargs)
+        return args[0] if args else kwargs["tensor"]
+
+
+class WeightPlace(NamedTuple):
+    """One parameter of a model, and where it is in a checkpoint."""
+
+    name: str
+    source: Unchanged  # how it is made of the checkpoint's tensors
+    theirs: tuple[str, ...]  # their names
+    owner: nn.Module  # the module of the parameter
+    shape: Shape
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """How many rows each tensor has, if there are several."""
+        return self.owner.rows if isinstance(self.owner, (Joined, JoinedTable)) else None
+
+    def put(self, tensor: Tensor) -> None:
+        """Make a tensor the parameter."""
+        leaf = self.name.rpartition(".")[2]
+        wants_gradient = getattr(self.owner, leaf).requires_grad
+        setattr(self.owner, leaf, nn.Parameter(tensor, requires_grad=wants_gradient))
+
+
+def places(model: Model, prefix: str) -> Iterator[WeightPlace]:
+    """Each parameter of a model, and where it is in a checkpoint with this prefix of the body's names."""
+    body, head = model.family.names_of(model.config), model.family.tasks[model.task].names
+    owners = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        inside = name.startswith("head.")
+        source, numbers, leaf = lookup(head if inside else body, name)
+        theirs = source.names(numbers, leaf)
+        theirs = theirs if inside else tuple(prefix + part for part in theirs)
+        place = WeightPlace(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
+        # A joined matrix may have fewer parts than its template has names: no words were added (Idefics).
+        yield place if place.rows is None else place._replace(theirs=theirs[: len(place.rows)])

@@ -1,18 +1,12 @@
-"""A language model that looks at pictures beside its text (Flamingo): some of its blocks are preceded by a look.
+"""Language models that attend to images beside their text (Flamingo): some blocks are preceded by cross-attention.
 
-    pixel_values ─ tower of pictures ─ resampler ─ latents ─┐
-    input_ids ─ words ─ look ─ block ─ block ─ … ─ look ─ block ─ … ─ norm ─ scores of words
+    pixel_values ─ image tower ─ resampler ─ latents ─┐
+    input_ids ─ embedding ─ look ─ block ─ block ─ … ─ look ─ block ─ … ─ norm ─ logits
 
-    >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
-    >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
-    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape          # doctest: +SKIP
-    torch.Size([1, 9, 32002])
+Each token attends to the images that it sees alone (`sees`); for one that sees none it is as if there were none.
 
-Each word looks at the pictures that it sees alone (`sees`); one that sees none is as if there were none.
-
-Axis letters: B texts, N tokens, P pictures of each text, C channels, H, W height and width in pixels, L vectors of a
-picture that words look at, e and d widths of pictures and words.
+Axis letters: B texts, N tokens, P images of each text, C channels, H, W height and width in pixels, L vectors of an
+image that tokens attend to, e and d widths of images and tokens.
 """
 
 from __future__ import annotations
@@ -44,31 +38,35 @@ __all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
 PLACEHOLDER = "<image>"
 
 
-def last_image(input_ids: Tensor, pictures: int, *, placeholder: int, ends: Sequence[int] = ()) -> Tensor:
-    """Which picture each token sees: that of the last placeholder, itself or before it. (B, N, P) booleans.
+def last_image(input_ids: Tensor, images: int, *, placeholder: int, ends: Sequence[int] = ()) -> Tensor:
+    """Which image each token sees: that of the last placeholder, itself or before it. (B, N, P) booleans.
 
     >>> last_image(torch.tensor([[5, 9, 5, 9, 5, 2, 5]]), 2, placeholder=9, ends=[2])[0].int().T
     tensor([[0, 1, 1, 0, 0, 0, 0],
             [0, 0, 0, 1, 1, 1, 0]], dtype=torch.int32)
 
-    input_ids: (B, N). The placeholders of a text stand for its pictures in order.
-    ends: tokens that end a text: what follows one sees no picture until the next placeholder.
+    The placeholders of a text stand for its images in order. ends: tokens that end a text; what follows one sees no
+    image until the next placeholder.
     """
     here, place = input_ids == placeholder, torch.arange(input_ids.shape[1], device=input_ids.device)
     last = torch.isin(input_ids, torch.tensor(ends, dtype=input_ids.dtype, device=input_ids.device))
     began = torch.where(here, place, -1).cummax(1).values  # (B, N), where the last placeholder stands
     ended = pad(torch.where(last, place + 1, 0).cummax(1).values[:, :-1], (1, 0))  # where the last text ended before
     number = torch.where(ended > began, -1, here.cumsum(1) - 1)
-    return number.unsqueeze(-1) == torch.arange(pictures, device=input_ids.device)
+    return number.unsqueeze(-1) == torch.arange(images, device=input_ids.device)
 
 
 class FlamingoModel(Model):
-    """A language model, looks at pictures between its blocks, and what encodes the images.
+    """A language model, looks (gated cross-attention) at images between its blocks, and what encodes the images.
 
-    tower: of the text.  looks: one before the first block, and one before each further block at equal distances.
-    vision: tower of the pictures.  resampler: what gathers its vectors; None where words look at all of them.
-    vision_pooler: what the checkpoint has to sum up a picture. Nothing here asks for it; it is kept to be saved.
-    max_positions: the longest text.  ends: tokens that end a text.
+    Args:
+        tower: of the text.
+        looks: one before the first block, and one before each further block at equal distances.
+        vision: image tower.
+        resampler: gathers its vectors; None if tokens attend to all of them.
+        vision_pooler: the checkpoint's pooler of images; unused, kept to be saved.
+        max_positions: the longest text.
+        ends: tokens that end a text.
     """
 
     kind = "flamingo"
@@ -99,22 +97,17 @@ class FlamingoModel(Model):
 
     @cached_property
     def placeholder(self) -> int:
-        """The token that stands in a text for a picture: "<image>" of the tokenizer; or set it yourself.
+        """The token that stands in a text for an image: "<image>" of the tokenizer; or set it.
 
-        Raises ValueError where the tokenizer has no such token, and as `tokenizer` does.
+        Raises ValueError if the tokenizer has no such token, and as `tokenizer`.
         """
-        found = self.tokenizer.encode(PLACEHOLDER, special=False).ids
-        if len(found) != 1:
+        ids = self.tokenizer.encode(PLACEHOLDER, special=False).ids
+        if len(ids) != 1:
             raise ValueError(
-                f"the tokenizer has no token {PLACEHOLDER!r}, so nothing in a text stands for a picture: "
+                f"the tokenizer has no token {PLACEHOLDER!r}, so nothing in a text stands for an image: "
                 "set model.placeholder to the id that does, or give image_attention_mask="
             )
-        return found[0]
-
-    @property
-    def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where the model shifts the labels."""
-        return None if self.head is None else "ForCausalLM"
+        return ids[0]
 
     def forward(
         self,
@@ -145,17 +138,12 @@ class FlamingoModel(Model):
         Returns:
             `encoder_last_hidden_state` (B, P, L, e) is what tokens attend to; `encoder_hidden_states` are the image
             tower's, (B, P, n, e) each.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         items = self.read_options(options)
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         images, image_states = None, None
         if pixel_values is not None:
-            pixel_values = self._checked(pixel_values)
+            pixel_values = self._check_images(pixel_values)
         sees = self.sees(input_ids, None if pixel_values is None else pixel_values.shape[:2], image_attention_mask)
         if pixel_values is not None:
             images, image_states = self._look(pixel_values, bool(output_hidden_states))
@@ -181,28 +169,33 @@ class FlamingoModel(Model):
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """What tokens attend to of each image (B, P, C, H, W): (B, P, L, e). Raises as `forward`."""
-        return self._look(self._checked(pixel_values), False)[0]
+        return self._look(self._check_images(pixel_values), False)[0]
 
     def layouts(self, frames: Sequence[Frame], tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one text: `regard.watch(model, layouts=…)`.
 
-        frames: of its pictures, as `model.preprocessor` gives them; one for each of P.
-        tokens: how many the text has, padding included.
-        Raises ValueError for pictures of unlike sizes.
+        Args:
+            frames: of its images, as `model.preprocessor` gives them; one for each of P.
+            tokens: how many the text has, padding included.
+
+        Raises:
+            ValueError: images of different sizes.
         """
         frames = tuple(frames)
         if len({frame.pixels for frame in frames}) > 1:
-            raise ValueError(f"the pictures of one pass have one size, got {[frame.pixels for frame in frames]}")
-        words, patches = Layout.text(tokens), [self._patches(frame, number) for number, frame in enumerate(frames)]
-        sides = {f"tower.blocks.{i}.attention": Sides(words, words, ()) for i in range(len(self.tower.blocks))}
+            raise ValueError(f"the images of one pass have one size, got {[frame.pixels for frame in frames]}")
+        text, embed = Layout.text(tokens), self.vision.embed
+        sides = {f"tower.blocks.{i}.attention": Sides(text, text, ()) for i in range(len(self.tower.blocks))}
         if not frames:
             return sides
-        looked_at, pictures = patches, Layout.stacked(patches)
+        grids = [embed.patches.grid(*frame.pixels) for frame in frames]
+        vectors = [Layout.grid(*g, embed.patches.size, embed.before, picture=i) for i, g in enumerate(grids)]
+        images = Layout.stacked(vectors)
         if self.resampler is not None:
-            looked_at = [Layout.latents(len(self.resampler.latents), number) for number in range(len(frames))]
-            gathering = Sides(Layout.stacked(looked_at), pictures + Layout.stacked(looked_at), frames)
+            vectors = [Layout.latents(len(self.resampler.latents), number) for number in range(len(frames))]
+            gathering = Sides(Layout.stacked(vectors), images + Layout.stacked(vectors), frames)
             sides |= {f"resampler.blocks.{i}.attention": gathering for i in range(len(self.resampler.blocks))}
-        within, beside = Sides(pictures, pictures, frames), Sides(words, sum(looked_at[1:], looked_at[0]), frames)
+        within, beside = Sides(images, images, frames), Sides(text, sum(vectors[1:], vectors[0]), frames)
         sides |= {f"vision.blocks.{i}.attention": within for i in range(len(self.vision.blocks))}
         return sides | {f"looks.{i}.attention": beside for i in range(len(self.looks))}
 
@@ -212,17 +205,14 @@ class FlamingoModel(Model):
 
         >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
-        pixel_values, image_attention_mask: as in `forward`, of the prompts.
-        Raises ValueError for a model without a language-model head; else as `forward`.
+        Arguments and errors as in `forward`, of the prompts; ValueError for a model without a language-model head.
         """
         if self.head is None:
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
         return FlamingoDecoder(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
 
-    # ----------------------------------------------------------------------------------------------------------- pieces
-
     def _look(self, pixel_values: Tensor, output_hidden_states: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """(B, P, C, H, W) → (B, P, L, e), and the output of every block if asked for."""
+        """(B, P, C, H, W) → (B, P, L, e), and the output of every block if output_hidden_states."""
         shape = pixel_values.shape[:2]
         x, hidden_states = self.vision(pixel_values.flatten(0, 1), output_hidden_states=output_hidden_states)
         latents = x if self.resampler is None else self.resampler(x)  # (B·P, L, e)
@@ -273,30 +263,17 @@ class FlamingoModel(Model):
         assert self.head is not None
         return cast(Tensor, self.head(HeadInput(x, None, self.tower.embed.tokens.weight, None)))
 
-    def _patches(self, frame: Frame, picture: int) -> Layout:
-        """The tokens of a picture in the tower."""
-        patches = self.vision.embed.patches
-        return Layout.grid(*patches.grid(*frame.pixels), patches.size, self.vision.embed.before, picture=picture)
-
     # ----------------------------------------------------------------------------------------------------------- checks
 
-    def _checked(self, pixel_values: Tensor) -> Tensor:
-        """Pixels in the model's dtype."""
+    def _check_images(self, pixel_values: Tensor) -> Tensor:
         patches = self.vision.embed.patches
-        wanted = f"(B, P, {patches.channels}, H, W)"
+        wanted = f"pixel_values must be floats (B, P, {patches.channels}, H, W), P images for each text"
         if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
             got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
-            raise TypeError(
-                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; "
-                "model.preprocessor([…]).pixels makes those of one text"
-            )
+            raise TypeError(f"{wanted}, got {got}; model.preprocessor([…]).pixel_values makes those of one text")
         if pixel_values.ndim != 5 or pixel_values.shape[2] != patches.channels or 0 in pixel_values.shape:
-            raise ValueError(
-                f"pixel_values must be {wanted}, P images for each text, got {tuple(pixel_values.shape)}; without "
-                "images leave out pixel_values="
-            )
-        flat = check_pixels(pixel_values.flatten(0, 1), patches.channels, patches.least, self)
-        return flat.reshape(pixel_values.shape)
+            raise ValueError(f"{wanted}, got {tuple(pixel_values.shape)}; without images leave out pixel_values=")
+        return check_pixels(pixel_values.flatten(0, 1), patches, self).reshape(pixel_values.shape)
 
     def sees(self, input_ids: Tensor, images: Sequence[int] | None, given: Tensor | None) -> Tensor | None:
         """Which images each token sees, (B, N, P). images: B and P of pixel_values, None without any."""
@@ -305,45 +282,42 @@ class FlamingoModel(Model):
                 raise ValueError(
                     "image_attention_mask says which images each token sees, and there are none: give pixel_values, too"
                 )
-            self._refuse_placeholders(input_ids)
+            try:
+                placeholder = None if torch.compiler.is_compiling() else self.placeholder
+            except (ImportError, OSError, ValueError):
+                placeholder = None  # without a tokenizer nobody can tell which id it is, and texts alone need none
+            if placeholder is not None:
+                self._check_placeholders(input_ids, 0)
             return None
-        batch, most = images
+        batch, count = images
         if batch != len(input_ids):
             raise ValueError(
                 f"there are {len(input_ids)} texts, and pixel_values hold images of {batch}: they must be as many"
             )
         if given is None:
-            self._check_placeholders(input_ids, most)
-            return last_image(input_ids, most, placeholder=self.placeholder, ends=self.ends)
-        return self.booleans("image_attention_mask", given, (*input_ids.shape, most))
+            self._check_placeholders(input_ids, count)
+            return last_image(input_ids, count, placeholder=self.placeholder, ends=self.ends)
+        return self.booleans("image_attention_mask", given, (*input_ids.shape, count))
 
-    def _refuse_placeholders(self, input_ids: Tensor) -> None:
-        """Raise ValueError where a text speaks of pictures, and there are none."""
-        if torch.compiler.is_compiling():
-            return
-        try:
-            placeholder = self.placeholder
-        except (ImportError, OSError, ValueError):
-            return  # without a tokenizer nobody can tell which id it is, and texts alone need none
-        held = (input_ids == placeholder).sum(1)
-        text = int(held.argmax())  # a wait for the device
-        if int(held[text]) > 0:
-            raise ValueError(
-                f"text {text} of input_ids has placeholders of images (id {placeholder}, {int(held[text])} of them), "
-                "and no image was given: give pixel_values=, or a text without them"
-            )
-
-    def _check_placeholders(self, input_ids: Tensor, pictures: int) -> None:
+    def _check_placeholders(self, input_ids: Tensor, images: int) -> None:
+        """Raise ValueError unless the largest number of placeholders in a text is the number of images."""
         if torch.compiler.is_compiling():
             return
         held = (input_ids == self.placeholder).sum(1)
-        text = int(held.argmax())
-        if int(held[text]) != pictures:
+        text = int(held.argmax())  # a wait for the device
+        count = int(held[text])
+        if count == images:
+            return
+        if images == 0:
             raise ValueError(
-                f"pixel_values hold {pictures} pictures for each text, and the most placeholders that a text has are "
-                f"{int(held[text])} (id {self.placeholder}, text {text}): write one where each picture stands, or say "
-                "with image_attention_mask= which tokens see it"
+                f"text {text} of input_ids has placeholders of images (id {self.placeholder}, {count} of them), and no "
+                "image was given: give pixel_values=, or a text without them"
             )
+        raise ValueError(
+            f"pixel_values hold {images} images for each text, and the most placeholders that a text has are {count} "
+            f"(id {self.placeholder}, text {text}): write one where each image stands, or say with "
+            "image_attention_mask= which tokens see it"
+        )
 
 
 class FlamingoDecoder:
@@ -363,13 +337,7 @@ class FlamingoDecoder:
         exceeds the positions, and if the images do not fit the prompt.
         """
         model = self.model
-        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("prompts are padded on the left: here a row ends in padding")
-        if length > model.max_positions:
-            raise ValueError(
-                f"{length} positions are asked for, and the model has {model.max_positions}: ask for fewer new tokens"
-            )
+        attention_mask = model.check_prompt(input_ids, attention_mask, model.tower, length)
         shape = None if self.images is None else self.images.shape[:2]
         sees = model.sees(input_ids, shape, self.image_attention_mask)
         state = ModelState.room(model.tower, len(input_ids), length, attention_mask, model.dtype, model.device)

@@ -9,17 +9,12 @@
 
 Each ┐ is cross-attention: every token attends to all patches, or to all tokens of the question.
 
-    >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
-    >>> images = model.preprocessor(["photo.jpg"])                                         # doctest: +SKIP
-    >>> start = torch.full((1, 1), model.start)                                            # doctest: +SKIP
-    >>> generate(model.read_image(images.pixels), start, max_new_tokens=20, eos_token_ids=model.end)  # doctest: +SKIP
-
 Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,58 +44,14 @@ class Bounds(NamedTuple):
 
 
 class ImageTextModel(Model):
-    """What the models here share: an image tower, and texts that attend to its output.
+    """An image tower, and a text tower that attends to its output: the attribute named by `reader`."""
 
-    vision: the image tower.
-    """
+    reader: ClassVar[str]
+    head: nn.Module
 
     def __init__(self, config: Config, vision: VisionTower) -> None:
         super().__init__(config)
         self.vision = vision
-
-    def check_text(self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower) -> Tensor | None:
-        """The mask of a text that a tower reads, checked as `check` does."""
-        return self.check(input_ids, attention_mask, tower.embed.tokens.num_embeddings, tower.embed.max_positions)
-
-    def see(
-        self, pixel_values: Tensor, texts: int | None = None, output_hidden_states: bool | None = False
-    ) -> TowerOutput:
-        """The image tower's output. texts: how many there are, one for each image; None for any number.
-
-        Raises TypeError or ValueError for pixel_values that do not fit the model or the texts.
-        """
-        patches = self.vision.embed.patches
-        pixel_values = check_pixels(pixel_values, patches.channels, patches.least, self)
-        if texts is not None and texts != len(pixel_values):
-            raise ValueError(
-                f"there are {texts} texts and {len(pixel_values)} images, and each text looks at one image: "
-                "pixel_values.expand(…) or pixel_values[[…]] gives several texts the same one"
-            )
-        return cast(TowerOutput, self.vision(pixel_values, output_hidden_states=bool(output_hidden_states)))
-
-    def language_loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
-        """The loss of next tokens, with the label smoothing of config.json."""
-        smoothing = float(self.config.sub_config("text_config").get("label_smoothing", 0.0))
-        return token_loss(logits, labels, shift=True, smoothing=smoothing, items=items)
-
-    def image_sides(self, frame: Frame) -> tuple[Sides, dict[str, Sides]]:
-        """An image's patches, and the image tower's attentions by path."""
-        patches = Sides.patches(frame, self.vision.embed.patches.size, self.vision.embed.before)
-        return patches, {f"vision.blocks.{number}.attention": patches for number in range(len(self.vision.blocks))}
-
-
-class Captioner(ImageTextModel):
-    """A decoder that writes about an image.
-
-    start, end, pad: the tokens around a caption.
-    """
-
-    kind = "image-caption"
-
-    def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
-        super().__init__(config, vision)
-        self.decoder, self.head = decoder, head
-        self.start, self.end, self.pad = bounds
 
     def forward(
         self,
@@ -112,36 +63,86 @@ class Captioner(ImageTextModel):
         output_hidden_states: bool | None = False,
         **options: Any,
     ) -> ModelOutput:
-        """Read captions so far and look at an image for each.
+        """Read texts and look at an image for each.
 
         Args:
-            input_ids: (B, N), each with `start` first.
+            input_ids: (B, N); captions so far have `start` first.
             attention_mask: (B, N), 1 or True = token; None if all are.
             pixel_values: (B, C, H, W).
-            labels: (B, N) token ids, shifted by the model, -100 = ignored.
+            labels: of captions (B, N) token ids, shifted by the model, -100 = ignored; to match (B,), 1 = matches.
             output_hidden_states: return the output of every block, of both towers.
             options: as `Model.read_options`.
 
         Returns:
-            `logits` (B, N, V); encoder_last_hidden_state and encoder_hidden_states are the image's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
+            `logits` of captions (B, N, V), to match (B, 2): 0 does not match, 1 matches; encoder_last_hidden_state and
+            encoder_hidden_states are the image's.
         """
         items = self.read_options(options)
-        attention_mask = self.check_text(input_ids, attention_mask, self.decoder)
+        tower: Tower = getattr(self, self.reader)
+        attention_mask = self.check(input_ids, attention_mask, tower)
         image = self.see(pixel_values, len(input_ids), output_hidden_states)
-        text = self.decoder(
+        text = tower(
             input_ids,
             attention_mask=attention_mask,
             encoder_hidden_states=image.last_hidden_state,
             output_hidden_states=bool(output_hidden_states),
         )
-        embedding = self.decoder.embed.tokens.weight
-        logits = self.head(HeadInput(text.last_hidden_state, None, embedding, attention_mask))
-        loss = None if labels is None else self.language_loss(logits, labels, items)
+        logits = self.score(text.last_hidden_state, attention_mask)
+        loss = None if labels is None else self.loss(logits, labels, items)
         return _output(logits, text, image, loss)
+
+    def score(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Logits of a text tower's output (B, N, d): here of the next tokens."""
+        tower: Tower = getattr(self, self.reader)
+        return cast(Tensor, self.head(HeadInput(x, None, tower.embed.tokens.weight, attention_mask)))
+
+    def loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """The loss of labels: here of the next tokens, with the label smoothing of config.json."""
+        smoothing = float(self.config.sub_config("text_config").get("label_smoothing", 0.0))
+        return token_loss(logits, labels, shift=True, smoothing=smoothing, items=items)
+
+    def see(
+        self, pixel_values: Tensor, texts: int | None = None, output_hidden_states: bool | None = False
+    ) -> TowerOutput:
+        """The image tower's output. texts: how many there are, one for each image; None for any number.
+
+        Raises TypeError or ValueError for pixel_values that do not fit the model or the texts.
+        """
+        pixel_values = check_pixels(pixel_values, self.vision.embed.patches, self)
+        if texts is not None and texts != len(pixel_values):
+            raise ValueError(
+                f"there are {texts} texts and {len(pixel_values)} images, and each text looks at one image: "
+                "pixel_values.expand(…) or pixel_values[[…]] gives several texts the same one"
+            )
+        return cast(TowerOutput, self.vision(pixel_values, output_hidden_states=bool(output_hidden_states)))
+
+    def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
+        """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
+
+        Args:
+            frame: of the image, as `model.preprocessor` gives it.
+            tokens: how many the text has, padding included.
+        """
+        patches, sides = self.image_sides(frame)
+        return sides | _text_sides(self, self.reader, Layout.text(tokens), patches.keys, (frame,))
+
+    def image_sides(self, frame: Frame) -> tuple[Sides, dict[str, Sides]]:
+        """An image's patches, and the image tower's attentions by path."""
+        patches = Sides.patches(frame, self.vision.embed.patches.size, self.vision.embed.before)
+        return patches, {f"vision.blocks.{number}.attention": patches for number in range(len(self.vision.blocks))}
+
+
+class Captioner(ImageTextModel):
+    """A decoder that writes about an image. start, end, pad: the tokens around a caption."""
+
+    kind = "image-caption"
+    reader = "decoder"
+    head: LanguageHead
+
+    def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
+        super().__init__(config, vision)
+        self.decoder, self.head = decoder, head
+        self.start, self.end, self.pad = bounds
 
     def prompt(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Texts as the tokenizer frames them, (B, N), as beginnings of captions: ids (B, N − 1) and mask, padded left.
@@ -150,10 +151,10 @@ class Captioner(ImageTextModel):
         (tensor([[30522,  1037,  6302]]), None)
 
         The first token of each text becomes `start`, and its last is left out: [CLS] a photo [SEP] → [DEC] a photo.
-        attention_mask: (B, N), padded on either side. Raises TypeError or ValueError for arguments that do not fit, and
-        for a text of fewer than two tokens.
+        The mask (B, N) may be padded on either side. Raises as a call, and ValueError for a text of fewer than two
+        tokens.
         """
-        mask = self.check_text(input_ids, attention_mask, self.decoder)
+        mask = self.check(input_ids, attention_mask, self.decoder)
         whole = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
         count, n = whole.sum(1, keepdim=True), input_ids.shape[1]  # (B, 1)
         if int(count.min()) < 2:
@@ -174,14 +175,6 @@ class Captioner(ImageTextModel):
         """
         return CrossAttentionDecoder(self, self.decoder, self.head, self.see(pixel_values).last_hidden_state)
 
-    def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
-        """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
-
-        frame: of the image, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
-        """
-        patches, sides = self.image_sides(frame)
-        return sides | _text_sides("decoder", self.decoder, Layout.text(tokens), patches.keys, (frame,))
-
 
 class Answerer(ImageTextModel):
     """An encoder that reads a question while it attends to an image, and a decoder that writes the answer.
@@ -190,15 +183,11 @@ class Answerer(ImageTextModel):
     """
 
     kind = "image-question"
+    reader = "decoder"
+    head: LanguageHead
 
     def __init__(
-        self,
-        config: Config,
-        vision: VisionTower,
-        encoder: Tower,
-        decoder: Tower,
-        head: LanguageHead,
-        bounds: Bounds,
+        self, config: Config, vision: VisionTower, encoder: Tower, decoder: Tower, head: LanguageHead, bounds: Bounds
     ) -> None:
         super().__init__(config, vision)
         self.encoder, self.decoder, self.head = encoder, decoder, head
@@ -230,23 +219,19 @@ class Answerer(ImageTextModel):
 
         Returns:
             `logits` (B, M, V); encoder_last_hidden_state and encoder_hidden_states are the question's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         items = self.read_options(options)
         decoder_input_ids = labels if decoder_input_ids is None else decoder_input_ids
         if decoder_input_ids is None:
             raise ValueError(f"decoder_input_ids (B, M) is missing: answers so far, model.start, {self.start}, first")
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
-        decoder_attention_mask = self.check_text(decoder_input_ids, decoder_attention_mask, self.decoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
+        decoder_attention_mask = self.check(decoder_input_ids, decoder_attention_mask, self.decoder)
         if len(decoder_input_ids) != len(input_ids):
             raise ValueError(
                 f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
                 "as many"
             )
-        question = self._read(input_ids, attention_mask, pixel_values, bool(output_hidden_states))
+        question = self._read_question(input_ids, attention_mask, pixel_values, bool(output_hidden_states))
         answer = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -254,12 +239,10 @@ class Answerer(ImageTextModel):
             encoder_attention_mask=attention_mask,
             output_hidden_states=bool(output_hidden_states),
         )
-        embedding = self.decoder.embed.tokens.weight
-        logits = self.head(HeadInput(answer.last_hidden_state, None, embedding, decoder_attention_mask))
-        loss = None if labels is None else self.language_loss(logits, labels, items)
-        return _output(logits, answer, question, loss)
+        logits = self.score(answer.last_hidden_state, decoder_attention_mask)
+        return _output(logits, answer, question, None if labels is None else self.loss(logits, labels, items))
 
-    def _read(
+    def _read_question(
         self, input_ids: Tensor, attention_mask: Tensor | None, pixel_values: Tensor, output_hidden_states: bool
     ) -> TowerOutput:
         encoder = self.encoder(
@@ -278,32 +261,21 @@ class Answerer(ImageTextModel):
 
         An answer begins with `start` alone: torch.full((B, 1), model.start). Raises as a call of the model does.
         """
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
-        question = self._read(input_ids, attention_mask, pixel_values, False)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
+        question = self._read_question(input_ids, attention_mask, pixel_values, False)
         return CrossAttentionDecoder(self, self.decoder, self.head, question.last_hidden_state, attention_mask)
 
-    def layouts(self, frame: Frame, tokens: int, decoder_tokens: int) -> dict[str, Sides]:
-        """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
-
-        frame: of the image, as `model.preprocessor` gives it.
-        tokens, decoder_tokens: how many tokens question and answer have, padding included.
-        """
+    def layouts(self, frame: Frame, tokens: int, decoder_tokens: int) -> dict[str, Sides]:  # type: ignore[override]
+        """As `ImageTextModel.layouts`; tokens, decoder_tokens: of question and answer, padding included."""
         question, (patches, sides) = Layout.text(tokens), self.image_sides(frame)
-        sides |= _text_sides("encoder", self.encoder, question, patches.keys, (frame,))
-        return sides | _text_sides("decoder", self.decoder, Layout.text(decoder_tokens), question, ())
+        sides |= _text_sides(self, "encoder", question, patches.keys, (frame,))
+        return sides | _text_sides(self, "decoder", Layout.text(decoder_tokens), question, ())
 
 
 class Matching(nn.Module):
-    """Scores of whether a text belongs to an image, and projections of each alone.
+    """Scores of whether a text belongs to an image, and projections of each alone, e wide.
 
-    >>> Matching(6, 5, 7)
-    Matching(
-      (score): Linear(in_features=6, out_features=2, bias=True)
-      (text): Linear(in_features=6, out_features=7, bias=True)
-      (picture): Linear(in_features=5, out_features=7, bias=True)
-    )
-
-    d, d_image: widths of the towers.  e: width of the projections.
+    d, d_image: widths of the towers.
     """
 
     def __init__(self, d: int, d_image: int, e: int) -> None:
@@ -319,86 +291,46 @@ class Matcher(ImageTextModel):
     """
 
     kind = "image-text-matching"
+    reader = "encoder"
+    head: Matching
 
     def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
         super().__init__(config, vision)
         self.encoder, self.head = encoder, head
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = False,
-        **options: Any,
-    ) -> ModelOutput:
-        """Read texts and look at an image for each.
+    def score(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Logits (B, 2) of the encoder's output (B, N, d)."""
+        return cast(Tensor, self.head.score(first_token(x, attention_mask)))
 
-        Args:
-            input_ids: (B, N).
-            attention_mask: (B, N), 1 or True = token; None if all are.
-            pixel_values: (B, C, H, W).
-            labels: (B,), 1 where they match.
-            output_hidden_states: return the output of every block, of both towers.
-            options: as `Model.read_options`.
-
-        Returns:
-            `logits` (B, 2): 0 does not match, 1 matches; encoder_last_hidden_state and encoder_hidden_states are the
-            image's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
-        """
-        self.read_options(options)
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
-        image = self.see(pixel_values, len(input_ids), output_hidden_states)
-        text = self.encoder(
-            input_ids,
-            attention_mask=attention_mask,
-            encoder_hidden_states=image.last_hidden_state,
-            output_hidden_states=bool(output_hidden_states),
-        )
-        logits = self.head.score(first_token(text.last_hidden_state, attention_mask))
-        return _output(logits, text, image, None if labels is None else self.classification_loss(logits, labels))
+    def loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """The loss of labels (B,)."""
+        return self.classification_loss(logits, labels)
 
     def look(self, pixel_values: Tensor) -> Tensor:
         """Image vectors (P, patches, d) of (P, C, H, W), for `judge`. Raises as a call of the model does."""
         return self.see(pixel_values).last_hidden_state
 
     def judge(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, 2) of texts (B, N) beside one image, which is encoded once for all texts.
+        """Logits (B, 2) of texts (B, N) beside one image, (1, patches, d) of `look`, encoded once for all texts.
 
-        image: (1, patches, d), a row of `look`.  attention_mask: (B, N), 1 or True = token; None if all are.
         Raises as a call of the model does, and ValueError for several images.
         """
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
         if image.ndim != 3 or len(image) != 1:
             raise ValueError(f"image must be one, (1, patches, d), got {tuple(image.shape)}: look(pixel_values)[:1]")
-        text = self.encoder(
-            input_ids, attention_mask=attention_mask, encoder_hidden_states=image.expand(len(input_ids), -1, -1)
-        )
-        return cast(Tensor, self.head.score(first_token(text.last_hidden_state, attention_mask)))
+        context = image.expand(len(input_ids), -1, -1)
+        text = self.encoder(input_ids, attention_mask=attention_mask, encoder_hidden_states=context)
+        return self.score(text.last_hidden_state, attention_mask)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Normalized vectors (B, e) of texts (B, N), read without an image."""
-        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        attention_mask = self.check(input_ids, attention_mask, self.encoder)
         x = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
         return normalize(self.head.text(first_token(x, attention_mask)), dim=-1)
 
     def encode_image(self, pixel_values: Tensor) -> Tensor:
         """Normalized vectors (B, e) of images (B, C, H, W)."""
         return normalize(self.head.picture(self.see(pixel_values).last_hidden_state[:, 0]), dim=-1)
-
-    def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
-        """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
-
-        frame: of the image, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
-        """
-        patches, sides = self.image_sides(frame)
-        return sides | _text_sides("encoder", self.encoder, Layout.text(tokens), patches.keys, (frame,))
 
 
 def _output(logits: Tensor, text: TowerOutput, encoder: TowerOutput, loss: Tensor | None) -> ModelOutput:
@@ -412,7 +344,10 @@ def _output(logits: Tensor, text: TowerOutput, encoder: TowerOutput, loss: Tenso
     )
 
 
-def _text_sides(name: str, tower: Tower, text: Layout, context: Layout, frames: tuple[Frame, ...]) -> dict[str, Sides]:
+def _text_sides(
+    model: ImageTextModel, name: str, text: Layout, context: Layout, frames: tuple[Frame, ...]
+) -> dict[str, Sides]:
     """A text tower's attentions by path: to the text itself, and to a context, of images with these frames."""
     sides = {"attention": Sides(text, text, ()), "cross": Sides(text, context, frames)}
-    return {f"{name}.blocks.{n}.{part}": both for n in range(len(tower.blocks)) for part, both in sides.items()}
+    depth = len(getattr(model, name).blocks)
+    return {f"{name}.blocks.{n}.{part}": both for n in range(depth) for part, both in sides.items()}

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import torch
 
-from regard.models.checkpoint import Checkpoint, listed, refuse_foreign
+from regard.models.checkpoint import Checkpoint, find, listed, refuse_foreign
 from regard.models.config import Config
-from regard.models.family import Family, Names
-from regard.models.hub import find
+from regard.models.family import Family, WeightPlace, empty, places
 from regard.models.model import Model
-from regard.models.weight_map import WeightPlace, empty, places
 
-__all__ = ["FAMILIES", "family_of", "load"]
+__all__ = ["FAMILIES", "family_named", "family_of", "load"]
 
 FAMILIES = {
     "albert": "albert",
@@ -25,11 +23,11 @@ FAMILIES = {
     "big_bird": "big_bird",
     "blip": "blip",
     "clip": "clip",
-    "clip_text_model": "clip_text_model",
-    "clip_vision_model": "clip_vision_model",
-    "deit": "deit",
+    "clip_text_model": "clip",
+    "clip_vision_model": "clip",
+    "deit": "vit",
     "dinov2": "dinov2",
-    "dinov2_with_registers": "dinov2_with_registers",
+    "dinov2_with_registers": "dinov2",
     "distilbert": "distilbert",
     "electra": "electra",
     "gpt2": "gpt2",
@@ -43,14 +41,14 @@ FAMILIES = {
     "t5": "t5",
     "transformer": "transformer",
     "vit": "vit",
-    "xlm-roberta": "xlm_roberta",
+    "xlm-roberta": "roberta",
 }
-"""model_type of config.json → the file of its family."""
+"""model_type of config.json → the file in families/ that holds its `Family`."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
 
 Progress = Callable[[int, int], None]
-"""Told after each tensor: bytes read, bytes in all."""
+"""Called after each tensor with the bytes read and the bytes in all."""
 
 
 def load(
@@ -111,7 +109,8 @@ def load(
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     checkpoint = Checkpoint.open(directory)
-    config = family.adjust(config, checkpoint.entries)
+    if family.adjust is not None:
+        config = family.adjust(config, checkpoint.entries)
     model = empty(family, config, task)
     ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
     config.check_unused(family.title, harmless=family.harmless, ignore=ignore)
@@ -129,30 +128,57 @@ def family_of(config: Config) -> Family:
             f"{config.where}: model_type is {kind!r}, which regard does not have as a model; it has "
             f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
         )
-    family = import_module(f"regard.models.families.{FAMILIES[kind]}").FAMILY
-    assert isinstance(family, Family)
-    return family
+    return family_named(kind)
+
+
+def family_named(model_type: str) -> Family:
+    """The `Family` with this model_type, a key of `FAMILIES`, in the file that it names."""
+    values = vars(import_module(f"regard.models.families.{FAMILIES[model_type]}")).values()
+    return next(value for value in values if isinstance(value, Family) and value.model_type == model_type)
 
 
 def fill(
     model: Model, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device, progress: Progress | None
 ) -> None:
     """Read every weight of a model, after all of them are known to be there and to fit."""
-    # 1. Plan: which tensors of the checkpoint make which parameter.
-    stored = _stored_names(checkpoint, model.family)
-    plan = list(places(model, _prefix(stored, model.family)))
+    family = model.family
+    # 1. Names: those of the newest `transformers` → those in the file.
+    stored: dict[str, str] = {}
+    for entry in checkpoint.entries:
+        name = entry
+        for old, new in family.renamed.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        for old, new in family.moved.items():
+            name = re.sub(old, new, name)
+        if name in stored:
+            raise ValueError(f"the checkpoint holds {name} twice: as {stored[name]} and as {entry}")
+        stored[name] = entry
+    known = sorted({family.prefix_of(task) for task in family.tasks} - {""})
+    prefix = next((p for p in known if any(name.startswith(p) for name in stored)), "")  # a bare body has none
+    # 2. Plan: which tensors make which parameter.
+    plan = list(places(model, prefix))
     pooler = [place for place in plan if place.name.startswith("pooler.")]
-    if model.task == model.family.bare_task and not stored.keys() & _read_by(pooler):
+    if pooler and model.task == family.bare_task and not stored.keys() & _read_by(pooler):
         # A body that was saved beside a head that does not pool.
         plan = [place for place in plan if place not in pooler]
-        if pooler:
-            model.register_module("pooler", None)
-    _take_copies(model, plan, stored)
-    # 2. Check, before memory is taken.
-    _check_tensors(model, plan, checkpoint, stored)
-    _check_dtypes(plan, checkpoint, stored, dtype)
-    _check_copies(model, plan, checkpoint, stored)
-    # 3. Read, one parameter at a time.
+        model.register_module("pooler", None)
+    _take_copies(model, plan, stored, prefix)
+    # 3. Check, before memory is taken.
+    _check_tensors(model, plan, checkpoint, stored, prefix)
+    dtypes = {part: checkpoint.entries[stored[part]].dtype for part in _read_by(plan) if part in stored}
+    wrong = sorted(f"{stored[part]} {kind}" for part, kind in dtypes.items() if kind not in DTYPES)
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} tensors are of a dtype that regard does not compute in: {listed(wrong)}; "
+            "quantised weights are not supported"
+        )
+    kinds = sorted(map(str, set(dtypes.values())))
+    if dtype is None and len(kinds) > 1:
+        raise ValueError(
+            f"the weights are stored in {' and '.join(kinds)}: say which to compute in, as dtype={kinds[-1]}"
+        )
+    _check_copies(model, plan, checkpoint, stored, prefix)
+    # 4. Read, one parameter at a time.
     done = 0
     for place in plan:
         if place.source.optional and not stored.keys() & set(place.theirs):
@@ -165,27 +191,20 @@ def fill(
             progress(done, checkpoint.nbytes)
 
 
-def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
-    """The names of the tensors in the newest `transformers` → in the file."""
-    names: dict[str, str] = {}
-    for stored in checkpoint.entries:
-        name = stored
-        for old, new in family.renamed.items():
-            name = name.removesuffix(old) + new if name.endswith(old) else name
-        for old, new in family.moved.items():
-            name = re.sub(old, new, name)
-        if name in names:
-            raise ValueError(f"the checkpoint holds {name} twice: as {names[name]} and as {stored}")
-        names[name] = stored
-    return names
+def _read_by(plan: Iterable[WeightPlace]) -> set[str]:
+    return {part for place in plan for part in place.theirs}
 
 
-def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str]) -> None:
+def _missing(plan: Iterable[WeightPlace], stored: Iterable[str]) -> set[str]:
+    return _read_by(place for place in plan if not place.source.optional) - set(stored)
+
+
+def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str], prefix: str) -> None:
     """Read a shared tensor from its copy if the file holds only that.
 
     `safetensors.torch.save_model` keeps the first of a tensor's names by the alphabet: lm_head.weight of GPT-2's table.
     """
-    missing, family, prefix = _missing(plan, stored), model.family, _prefix(stored, model.family)
+    missing, family = _missing(plan, stored), model.family
     for task in sorted(family.tasks, key=lambda name: name != model.task) if missing else ():
         for copy, original in {**family.copies, **family.tasks[task].copies}.items():
             wanted = next((name for name in (original, prefix + original) if name in missing), None)
@@ -198,84 +217,42 @@ def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str]) 
                 missing.remove(wanted)
 
 
-def _read_by(plan: Iterable[WeightPlace]) -> set[str]:
-    return {part for place in plan for part in place.theirs}
-
-
-def _missing(plan: Iterable[WeightPlace], stored: Iterable[str]) -> set[str]:
-    return _read_by(place for place in plan if not place.source.optional) - set(stored)
-
-
-def _prefix(stored: Iterable[str], family: Family) -> str:
-    """The prefix of the body's names in this checkpoint: a bare body has none."""
-    known = sorted({family.prefix_of(task) for task in family.tasks} - {""})
-    return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
-
-
-def _check_tensors(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
-    """Raise ValueError with all tensors that are missing, left over or of another shape."""
-    missing = sorted(_missing(plan, stored))
-    misshapen = []
-    for place in plan:
-        for part, shape in zip(place.theirs, place.source.shapes(place.shape, place.rows), strict=True):
-            if part in stored and (found := checkpoint.entries[stored[part]].shape) != shape:
-                misshapen.append(f"{part} {found} instead of {shape}")
-    left = sorted(stored.keys() - _read_by(plan))
-    if left:
-        known = _known(model)
-        left = [name for name in left if not any(p.search(name) for p in known)]
-    problems = [
-        f"{len(names)} tensors {what}: {listed(names)}"
-        for what, names in (("are missing", missing), ("have another shape", misshapen), ("have no place", left))
-        if names
-    ]
-    if problems:
-        hint = ""
-        if missing and not misshapen and not left and _has_body(model, stored):
-            hint = f". A checkpoint without this head can be read as task={model.family.bare_task!r}"
-        raise ValueError(
-            f"the checkpoint does not fit {model.family.title} with task {model.task!r} and its config.json: "
-            + "; ".join(problems)
-            + hint
-        )
-
-
-def _has_body(model: Model, stored: dict[str, str]) -> bool:
-    """Could the checkpoint be read without a head, so that nothing but the head is missing?"""
-    if model.task == model.family.bare_task:
-        return False
-    try:
-        bare = empty(model.family, model.config, model.family.bare_task)
-    except ValueError:  # of keys that only the bare model reads
-        return False
-    plan = places(bare, _prefix(stored, model.family))
-    return not _missing((place for place in plan if not place.name.startswith("pooler.")), stored)
-
-
-def _check_dtypes(
-    plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None
+def _check_tensors(
+    model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str], prefix: str
 ) -> None:
-    """Raise ValueError for integers, fp8, and several dtypes at once."""
-    read = [stored[part] for place in plan for part in place.theirs if part in stored]
-    found = {name: checkpoint.entries[name].dtype for name in read}
-    wrong = [f"{name} {kind}" for name, kind in found.items() if kind not in DTYPES]
-    if wrong:
-        raise ValueError(
-            f"{len(wrong)} tensors are of a dtype that regard does not compute in: {listed(wrong)}; "
-            "quantised weights are not supported"
-        )
-    kinds = sorted(map(str, set(found.values())))
-    if dtype is None and len(kinds) > 1:
-        raise ValueError(
-            f"the weights are stored in {' and '.join(kinds)}: say which to compute in, as dtype={kinds[-1]}"
-        )
+    """Raise ValueError with all tensors that are missing, left over or of another shape."""
+    family, missing, misshapen = model.family, sorted(_missing(plan, stored)), []
+    for place in plan:
+        for part, wanted in zip(place.theirs, place.source.shapes(place.shape, place.rows), strict=True):
+            if part in stored and (shape := checkpoint.entries[stored[part]].shape) != wanted:
+                misshapen.append(f"{part} {shape} instead of {wanted}")
+    left = sorted(stored.keys() - _read_by(plan))
+    known = _known(model) if left else []
+    left = [name for name in left if not any(pattern.search(name) for pattern in known)]
+    kinds = (("are missing", missing), ("have another shape", misshapen), ("have no place", left))
+    problems = [f"{len(names)} tensors {what}: {listed(names)}" for what, names in kinds if names]
+    if not problems:
+        return
+    hint = ""
+    if missing and not misshapen and not left and model.task != family.bare_task:
+        try:  # is nothing but the head missing?
+            body = places(empty(family, model.config, family.bare_task), prefix)
+            if not _missing((place for place in body if not place.name.startswith("pooler.")), stored):
+                hint = f". A checkpoint without this head can be read as task={family.bare_task!r}"
+        except ValueError:  # of keys that only the bare model reads
+            pass
+    raise ValueError(
+        f"the checkpoint does not fit {family.title} with task {model.task!r} and its config.json: "
+        f"{'; '.join(problems)}{hint}"
+    )
 
 
-def _check_copies(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
+def _check_copies(
+    model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str], prefix: str
+) -> None:
     """Raise ValueError for a copy that differs from the shared tensor: `transformers` would compute with it."""
-    family, used = model.family, _read_by(plan)
-    prefix = _prefix(stored, family)
-    for copy, original in {**family.copies, **family.tasks[model.task].copies}.items():
+    used = _read_by(plan)
+    for copy, original in {**model.family.copies, **model.family.tasks[model.task].copies}.items():
         second = next((name for name in (copy, prefix + copy) if name in stored and name not in used), None)
         first = next((name for name in (original, prefix + original) if name in used and name in stored), None)
         if first is None or second is None:
@@ -293,17 +270,15 @@ def _known(model: Model) -> list[re.Pattern[str]]:
 
     Not a bias beside a weight that is read, if the model has none: `transformers` would compute with it.
     """
-    family = model.family
-    everything: list[Names] = [family.names(model.config), *(task.names for task in family.tasks.values())]
+    family, head = model.family, model.family.tasks[model.task].names
+    body = family.names_of(model.config)
     read = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
-    ignored = (*family.ignored, *family.tasks[model.task].unused)
-    patterns = list(ignored)
-    for names in everything:
+    patterns = [*family.ignored, *family.tasks[model.task].unused]
+    for names in (body, *(task.names for task in family.tasks.values())):
         for ours, source in names.items():
-            if ours in read and (names is everything[0] or names is family.tasks[model.task].names):
+            if ours in read and (names is body or names is head):
                 continue
-            for theirs in (source,) if isinstance(source, str) else source.names(("{i}", "{j}"), ""):
-                exact = re.escape(theirs).replace(re.escape("{i}"), r"\d+").replace(re.escape("{j}"), r"\d+")
-                patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")
-    # The body's layers beyond those asked for are not harmless: they would have been computed with.
-    return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
+            for theirs in (source,) if isinstance(source, str) else source.names((), ""):
+                if "{i}" not in theirs:  # layers beyond those of config.json would have been computed with
+                    patterns.append(rf"^({re.escape(family.prefix)}\.)?{re.escape(theirs)}(\.weight|\.bias)?$")
+    return [re.compile(pattern) for pattern in patterns]

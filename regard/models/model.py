@@ -53,8 +53,10 @@ class Model(nn.Module):
     >>> tiny.family.title, tiny.task, tiny.dtype
     ('Transformer', 'text2text-generation', torch.float32)
 
+    A call raises TypeError or ValueError if an argument does not fit the model, with its value, before anything runs.
+
     config: of config.json.  task: a key of the family's tasks.
-    directory: what it was loaded from.  ignored: keys of its files that the user says change nothing.
+    directory: what it was loaded from.  ignored: keys of its files that the user declared harmless.
     """
 
     kind: ClassVar[Kind]
@@ -93,9 +95,7 @@ class Model(nn.Module):
 
         remedy = 'set model.preprocessor = ImageProcessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
-            raise ValueError(
-                "this model was not loaded from a directory, so nothing says how it wants its pictures: " + remedy
-            )
+            raise ValueError(f"this model was not loaded from a directory, so it has no image processor: {remedy}")
         try:
             return ImageProcessor.open(self.directory, ignore=self.ignored)
         except FileNotFoundError as error:
@@ -113,7 +113,7 @@ class Model(nn.Module):
         ['config.json', 'model.safetensors']
 
         Args:
-            directory: made if it does not exist; a model that is there is replaced in one step.
+            directory: created if it does not exist; a model that is there is replaced in one step.
 
         Raises:
             NotADirectoryError: there is a file of that name.
@@ -134,20 +134,22 @@ class Model(nn.Module):
         return self.tokenizer.tokens(input_ids)
 
     def extra_repr(self) -> str:
-        """What `print(model)` says before its parts."""
+        """The first line of `print(model)`."""
         return f"{self.family.title}, task={self.task!r}"
 
-    # ------------------------------------------------------------------------------------ what training libraries ask
+    # ----------------------------------------------------------------------------------------- for training libraries
 
     @property
     def accepts_loss_kwargs(self) -> bool:
-        """Does a call take `num_items_in_batch`, the labels of all accumulated batches? Language models do."""
+        """Does a call take `num_items_in_batch`, the number of labels of all accumulated batches?"""
         return isinstance(getattr(self, "head", None), LanguageHead)
 
     @property
     def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where labels are shifted by the model."""
-        return None
+        """The name of the loss in transformers, if the model shifts the labels."""
+        tower = getattr(self, "tower", None)
+        causal = isinstance(tower, Tower) and tower.causal and isinstance(getattr(self, "head", None), LanguageHead)
+        return "ForCausalLM" if causal else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embedding."""
@@ -182,8 +184,8 @@ class Model(nn.Module):
         return options.get("num_items_in_batch")
 
     def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
-        """A text head's logits by field: start_logits and end_logits where it answers questions."""
-        if logits is None or getattr(self, "task", None) not in QUESTION_ANSWERING:  # built by hand, it has no task
+        """A text head's logits by field: start_logits and end_logits in question answering."""
+        if logits is None or getattr(self, "task", None) != "question-answering":  # built by hand, it has no task
             return {"logits": logits}
         start, end = logits.unbind(-1)  # (B, N) each
         return {"start_logits": start, "end_logits": end}
@@ -225,19 +227,21 @@ class Model(nn.Module):
                 f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
             )
 
+    def check_integers(self, name: str, given: Any, shape: str, hint: str = "") -> None:
+        """Raise TypeError unless it is a tensor of integers."""
+        if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
+            got = str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
+            raise TypeError(f"{name} must be a torch tensor of int64 or int32, {shape}, got {got}{hint}")
+
     def check(
-        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None
+        self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower, position_ids: Tensor | None = None
     ) -> Tensor | None:
-        """Check input_ids and attention_mask before anything runs; the mask as booleans, or None if it hides nothing.
+        """Check what a tower is to read, before anything runs; the mask as booleans, or None if it hides nothing.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
-            got = str(input_ids.dtype) if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise TypeError(
-                f"input_ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
-                "model.tokenizer.batch([…]).ids makes them"
-            )
+        most, vocabulary = self._limit(tower), tower.embed.tokens.num_embeddings
+        self.check_integers("input_ids", input_ids, "(B, N)", "; model.tokenizer.batch([…]).ids makes them")
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (B, N) with at least one text and one token, got {tuple(input_ids.shape)}"
@@ -249,6 +253,8 @@ class Model(nn.Module):
                 f"the text has {n} tokens, and the model has {most} positions: shorten it, or ask the tokenizer to "
                 f"(tokenizer.batch(…, length={most}, truncate=True))"
             )
+        if position_ids is not None:
+            self._check_positions(input_ids, position_ids, tower)
         mask = None
         if attention_mask is not None:
             mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
@@ -264,6 +270,21 @@ class Model(nn.Module):
             )
         return None if whole else mask
 
+    def _limit(self, tower: Tower) -> int | None:
+        """The longest text of a tower; rotary positions have no table, and the model says."""
+        return getattr(self, "max_positions", None) if tower.embed.max_positions is None else tower.embed.max_positions
+
+    def check_prompt(
+        self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower, length: int
+    ) -> Tensor | None:
+        """As `check`, of a prompt that is continued up to `length` positions; it is padded on the left."""
+        mask, most = self.check(input_ids, attention_mask, tower), self._limit(tower)
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError("prompts are padded on the left: here a row ends in padding")
+        if most is not None and length > most:
+            raise ValueError(f"{length} positions are asked for, and the model has {most}: ask for fewer new tokens")
+        return mask
+
     def booleans(self, name: str, given: Tensor, shape: Sequence[int]) -> Tensor:
         """A mask of 1/0 or booleans as booleans. Raises ValueError for another dtype or shape."""
         if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != tuple(shape):
@@ -278,18 +299,10 @@ class Model(nn.Module):
             )
         return given == 1
 
-    def check_positions(self, input_ids: Tensor, position_ids: Tensor | None, tower: Tower) -> None:
-        """Check position_ids that were given for input_ids (B, N), which a tower reads.
-
-        Raises TypeError or ValueError naming what came, what was expected and what to do.
-        """
-        if position_ids is None:
-            return
+    def _check_positions(self, input_ids: Tensor, position_ids: Tensor, tower: Tower) -> None:
         if tower.embed.positions is None and tower.rotary is None:
             raise ValueError(f"{self.family.title} has relative positions alone: leave out position_ids")
-        if not isinstance(position_ids, Tensor) or position_ids.dtype not in (torch.int64, torch.int32):
-            got = str(position_ids.dtype) if isinstance(position_ids, Tensor) else type(position_ids).__name__
-            raise TypeError(f"position_ids must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
+        self.check_integers("position_ids", position_ids, "(N,) or (B, N)")
         batch, n = input_ids.shape
         if position_ids.shape not in ((n,), (1, n), (batch, n)):
             raise ValueError(
@@ -641,8 +654,6 @@ class Model(nn.Module):
         """
         return matching.features(self, images, layer=layer, batch=batch)
 
-
-QUESTION_ANSWERING = ("question-answering",)
 
 # Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.
 REFUSED: dict[str, tuple[Any, str]] = {

@@ -1,4 +1,4 @@
-"""Linformer or Performer in the place of a model's self-attention: the same projections, another way between them.
+"""Replace a model's self-attention by Linformer or Performer attention with the same projections.
 
     >>> import torch
     >>> from regard.nn.blocks import encoder_block
@@ -8,8 +8,7 @@
     >>> block(torch.zeros(1, 5, 6)).shape
     torch.Size([1, 5, 6])
 
-A model that was trained with softmax is another model afterwards, close to it only as far as the estimate is: it wants
-training. This file knows blocks and towers, and no family.
+A model that was trained with softmax is another model afterwards, as close as the estimate is: it needs training.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class Performer:
     >>> Performer(features=256, seed=0)
     Performer(features=256, seed=0)
 
-    features: of each layer; None for D·ln D of its head size D.
-    seed: of the first layer's random directions; the next layer has the next seed, and so on.
+    Args:
+        features: of each layer; None for D·ln D of its head size D.
+        seed: of the first layer's random directions; the next layer has the next seed, and so on.
     """
 
     features: int | None = None
@@ -65,9 +65,13 @@ class Linformer:
     >>> Linformer(positions=512, slots=64)
     Linformer(positions=512, slots=64, sharing='headwise')
 
-    positions: the longest text, in tokens.  slots: how many keys remain.  sharing: what shares the matrices E and F,
-    which are drawn anew and have to be learnt.
-    Raises ValueError for another sharing; sizes are checked when a layer is built.
+    Args:
+        positions: the longest text, in tokens.
+        slots: how many keys remain.
+        sharing: what shares the matrices E and F, which are drawn anew and have to be learnt.
+
+    Raises:
+        ValueError: another sharing; sizes are checked when a layer is built.
     """
 
     positions: int
@@ -97,25 +101,20 @@ class Linformer:
 
 @dataclass(frozen=True, eq=False)
 class Replaced:
-    """What `replace_attention` did.
-
-    way: what took the place.  layers: the names of the layers that were replaced.
-    kept: name → reason, for attention that is as it was.
-    dropout: on attention's weights in training, which the replaced layers had and the new ones do not; 0.0 for none.
-    """
+    """What `replace_attention` did; prints as a report."""
 
     way: Performer | Linformer
-    layers: tuple[str, ...]
-    kept: Mapping[str, str] = field(default_factory=dict)
-    dropout: float = 0.0
+    layers: tuple[str, ...]  # names of the layers that were replaced
+    kept: Mapping[str, str] = field(default_factory=dict)  # name → reason, of attention that is as it was
+    dropout: float = 0.0  # on attention's weights in training, which the replaced layers had and the new ones do not
 
     def __str__(self) -> str:
         count, kind = len(self.layers), type(self.way).__name__
-        said = [f"{count} layer{' has' if count == 1 else 's have'} a {kind} now: {_named(self.layers)}"]
-        said += [f"as before: {line}" for line in _by_reason(self.kept)]
+        lines = [f"{count} layer{' has' if count == 1 else 's have'} a {kind} now: {_named(self.layers)}"]
+        lines += [f"as before: {line}" for line in _by_reason(self.kept)]
         if self.dropout:
-            said.append(f"gone: dropout {self.dropout} on attention's weights; a {kind} makes none")
-        return "\n".join(said)
+            lines.append(f"gone: dropout {self.dropout} on attention's weights; a {kind} makes none")
+        return "\n".join(lines)
 
 
 def replace_attention(model: nn.Module, way: Performer | Linformer) -> Replaced:
@@ -126,66 +125,55 @@ def replace_attention(model: nn.Module, way: Performer | Linformer) -> Replaced:
     >>> replace_attention(block, Linformer(positions=100, slots=4)).layers
     ('attention',)
 
-    model: a model, a tower of it (`model.encoder`), or a block. `copy.deepcopy(model)` first keeps the old one.
-    way: `Performer(…)`, or for encoders `Linformer(…)`.
+    Cross-attention stays as it is: its keys are made once, however long the text grows. What stays is in `kept`.
 
-    Attention to a memory stays as it is: its keys are made once, however long the text grows. What stays is in `kept`.
-    Raises TypeError for another way, ValueError where there is nothing to replace, or with all reasons where a layer
-    cannot be; then nothing is changed.
+    Args:
+        model: a model, a tower of it (`model.encoder`), or a block. `copy.deepcopy(model)` first keeps the old one.
+        way: `Performer(…)`, or for encoders `Linformer(…)`.
+
+    Raises:
+        TypeError: another way.
+        ValueError: nothing to replace, or all reasons why layers cannot be replaced; then nothing is changed.
     """
     if not isinstance(way, (Performer, Linformer)):
         raise TypeError(f"way must be a Performer(…) or a Linformer(…), got {type(way).__name__}")
-    blocks = {name: module for name, module in model.named_modules() if isinstance(module, Block)}
-    kept = _kept(model, blocks)
+    modules = dict(model.named_modules())
+    # 1. Attention that stays: what is not the self-attention of a block.
+    blocks = {path: module for path, module in modules.items() if isinstance(module, Block)}
+    own = {id(block.attention) for block in blocks.values()}
+    cross = {id(block.cross) for block in blocks.values() if block.cross is not None}
+    kept = {
+        path: MEMORY if id(module) in cross else ELSEWHERE
+        for path, module in modules.items()
+        if isinstance(module, MultiHeadAttention) and id(module) not in own
+    }
     if not blocks:
         others = "; ".join(_by_reason(kept)) or "it has no attention of regard's"
         raise ValueError(f"there is no self-attention of a Block in this {type(model).__name__}: {others}")
-    layers = _replaceable(blocks, way, _causal(model))
-    built = way.build(list(layers.values()))
-    for block, new in zip(blocks.values(), built, strict=True):
+    # 2. Attention that is replaced, or reasons why some of it cannot be.
+    decoders = [module for module in modules.values() if isinstance(module, Tower) and module.causal]
+    causal = {id(block) for tower in decoders for block in tower.depth}
+    layers: dict[str, MultiHeadAttention] = {}
+    refused: dict[str, str | None] = {}
+    for path, block in blocks.items():
+        layer, name = block.attention, f"{path}.attention" if path else "attention"
+        if type(layer) is MultiHeadAttention:
+            layers[name] = layer
+            refused[name] = way.unsupported_reason(layer, causal=id(block) in causal)
+        else:
+            refused[name] = f"it is a {type(layer).__name__}, which attends in a way of its own"
+    reasons = {name: why for name, why in refused.items() if why is not None}
+    if reasons:
+        raise ValueError(
+            f"{type(way).__name__} cannot take the place of {len(reasons)} of {len(blocks)} layers. A part of a model "
+            "can be replaced alone, as replace_attention(model.encoder, …). The reasons:\n  "
+            + "\n  ".join(_by_reason(reasons))
+        )
+    # 3. Replace.
+    for block, new in zip(blocks.values(), way.build(list(layers.values())), strict=True):
         block.attention = new
     lost = 0.0 if isinstance(way, Linformer) else max(layer.dropout for layer in layers.values())
     return Replaced(way, tuple(layers), kept, lost)
-
-
-def _replaceable(
-    blocks: Mapping[str, Block], way: Performer | Linformer, causal: set[int]
-) -> dict[str, MultiHeadAttention]:
-    """The attention of each block, by name. Raises ValueError with the reasons where some cannot be replaced."""
-    found: dict[str, MultiHeadAttention] = {}
-    refused: dict[str, str] = {}
-    for path, block in blocks.items():
-        layer, name = block.attention, _joined(path, "attention")
-        if type(layer) is not MultiHeadAttention:
-            refused[name] = f"it is a {type(layer).__name__}, which attends in a way of its own"
-            continue
-        found[name], why = layer, way.unsupported_reason(layer, causal=id(block) in causal)
-        if why is not None:
-            refused[name] = why
-    if refused:
-        raise ValueError(
-            f"{type(way).__name__} cannot take the place of {len(refused)} of {len(blocks)} layers. A part of a model "
-            "can be replaced alone, as replace_attention(model.encoder, …). The reasons:\n  "
-            + "\n  ".join(_by_reason(refused))
-        )
-    return found
-
-
-def _causal(model: nn.Module) -> set[int]:
-    """The ids of the blocks whose tower is a decoder."""
-    towers = [module for module in model.modules() if isinstance(module, Tower) and module.causal]
-    return {id(block) for tower in towers for block in tower.depth}
-
-
-def _kept(model: nn.Module, blocks: Mapping[str, Block]) -> dict[str, str]:
-    """Attention that is not the self-attention of a block, and why it stays."""
-    own = {id(block.attention) for block in blocks.values()}
-    memory = {id(block.cross) for block in blocks.values() if block.cross is not None}
-    return {
-        name: MEMORY if id(module) in memory else ELSEWHERE
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention) and id(module) not in own
-    }
 
 
 MEMORY = "it looks at a memory, whose keys are made once"
@@ -202,7 +190,3 @@ def _by_reason(reasons: Mapping[str, str]) -> list[str]:
 
 def _named(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} … {names[-1]}"
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

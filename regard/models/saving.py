@@ -15,10 +15,18 @@ from torch import Tensor
 from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
-from regard.models.checkpoint import copy_sides, listed, read_side, write_checkpoint, write_side
+from regard.models.checkpoint import (
+    IMAGES,
+    POOLING,
+    TOKENIZER,
+    copy_sides,
+    listed,
+    read_side,
+    write_checkpoint,
+    write_side,
+)
 from regard.models.config import Config
-from regard.models.hub import IMAGES, POOLING, TOKENIZER
-from regard.models.weight_map import empty, places
+from regard.models.family import empty, places
 from regard.nn.heads import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
@@ -41,12 +49,8 @@ DESCRIPTIONS = (
     *(*IMAGES, "image_processor_config.json", "video_preprocessor_config.json"),
 )
 """What else in a checkpoint directory would describe the wrong model if it outlived its own."""
-LABELLED = (
-    "text-classification",
-    "image-classification",
-    "image-classification-cls",
-    "token-classification",
-)  # tasks whose number of labels config.json says
+# Tasks whose number of labels is in config.json.
+LABELLED = ("text-classification", "image-classification", "image-classification-cls", "token-classification")
 WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 
 
@@ -55,8 +59,8 @@ def save(model: Model, directory: str | Path) -> None:
 
     What `load` would refuse is not written: before a file is touched, every weight must have the place and the shape
     that a model of this family, config and task has. A head with another number of labels than config.json is written
-    with as many, LABEL_0 and so on, unless `model.config.values["id2label"]` names them. Keys that `load` was told to
-    ignore are left out.
+    with as many, LABEL_0 and so on, unless `model.config.values["id2label"]` names them. Keys that `load` ignored are
+    left out.
 
     A model that is in the directory is replaced in one step: at any moment, killed or not, the directory holds the old
     model or the new one. Weights, config, tokenizer, pooling and preprocessor files of the old model are removed; all
@@ -65,7 +69,7 @@ def save(model: Model, directory: str | Path) -> None:
 
     Args:
         model: as `load` or a family's `build` made it.
-        directory: made if it does not exist.
+        directory: created if it does not exist.
 
     Raises:
         NotADirectoryError: there is a file of that name.
@@ -75,25 +79,30 @@ def save(model: Model, directory: str | Path) -> None:
     Warns:
         UserWarning: the old model's tokenizer goes, and the new model has none.
     """
-    _refuse_replaced(model)
-    _refuse_split(model)
+    # 1. Check, before a file is touched.
+    _check_format(model)
     config = _with_labels(model)
     _check_fit(model, config)
+    # 2. Which files of the directory go.
     directory = Path(directory)
     there = os.listdir(directory) if directory.is_dir() else []
     own = model.directory is not None and os.path.realpath(directory) == os.path.realpath(model.directory)
     replaces = partial(_replaced, own=own)
+    # 3. Write to a temporary directory, which then takes the place of the old one.
     with atomic_directory(directory, "the model", replaces=replaces, last="config.json") as part:
         write_checkpoint(part, _tensors(model))
-        _save_config(model, config, part)
+        kept = config.without_ignored(harmless=model.family.harmless, ignore=model.ignored)
+        architecture, dtype = model.family.tasks[model.task].architecture, str(model.dtype).removeprefix("torch.")
+        values = kept | {"architectures": [architecture], "dtype": dtype}
+        values.pop("torch_dtype", None)
+        write_side(part, "config.json", values)
         if model.directory is not None:
-            # What a checkpoint says of its tokenizer, of generating, pooling and images, as it came.
             copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
-        held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
-        if held is not None and not _tokenizer_files(part):
-            held.save(part)
+        tokenizer = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
+        if tokenizer is not None and not _has_tokenizer(part):
+            tokenizer.save(part)
         _save_preprocessor(model, part)
-        lost = set() if _tokenizer_files(part) else replaces(there) & set(TOKENIZER)
+        lost = set() if _has_tokenizer(part) else replaces(there) & set(TOKENIZER)
     if lost:
         warnings.warn(
             f"the tokenizer of the model that was in {str(directory)!r} ({', '.join(sorted(lost))}) went with it, and "
@@ -102,8 +111,8 @@ def save(model: Model, directory: str | Path) -> None:
         )
 
 
-def _tokenizer_files(directory: Path) -> list[str]:
-    return [name for name in TOKENIZER if (directory / name).is_file()]
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in TOKENIZER)
 
 
 def _replaced(names: Collection[str], *, own: bool) -> set[str]:
@@ -117,16 +126,6 @@ def _replaced(names: Collection[str], *, own: bool) -> set[str]:
     return weights | {name for name in names if any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)}
 
 
-def _save_config(model: Model, config: Config, directory: Path) -> None:
-    kept = config.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
-    values = kept | {
-        "architectures": [model.family.tasks[model.task].architecture],
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
-    values.pop("torch_dtype", None)
-    write_side(directory, "config.json", values)
-
-
 def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
     """The weights under the checkpoint's names, one by one."""
     parameters = dict(model.named_parameters())
@@ -135,23 +134,17 @@ def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
         yield from zip(place.theirs, parts, strict=True)
 
 
-# ------------------------------------------------------------------------------------------------- what can be written
-
-
-def _refuse_replaced(model: Model) -> None:
-    """Raise ValueError where the family's format would lose how attention is computed."""
-    for name, module in model.named_modules():
+def _check_format(model: Model) -> None:
+    """Raise ValueError if attention is computed in a way that the format cannot say, or weights are split."""
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         if isinstance(module, (PerformerAttention, LinformerAttention)):
             raise ValueError(
                 f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
                 f"it would get softmax attention. {WHOLE}"
             )
-
-
-def _refuse_split(model: Model) -> None:
-    """Raise ValueError where this process has a part of the weights, or projections were taken apart to split them."""
     parts = [name for name, p in model.named_parameters() if is_distributed(p)]
-    parts = parts or [name for name, module in model.named_modules() if getattr(module, "separated", False)]
+    parts = parts or [name for name, module in modules.items() if getattr(module, "separated", False)]
     if parts:
         raise ValueError(
             f"{listed(parts)} are split over processes, or taken apart for it. On every process: weights = "
@@ -161,7 +154,7 @@ def _refuse_split(model: Model) -> None:
 
 
 def _with_labels(model: Model) -> Config:
-    """The model's config, with as many labels as its head scores: who fine-tunes begins with a new head."""
+    """The model's config, with as many labels as its head scores: fine-tuning begins with a new head."""
     score = dict(model.named_parameters()).get("head.score.weight")
     if model.task not in LABELLED or score is None or score.ndim != 2:
         return model.config
@@ -181,16 +174,14 @@ def _with_labels(model: Model) -> Config:
 
 
 def _shapes(model: Model, config: Config) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight, by our name, of a model with this config; without the pooler if it has none."""
+    """The shape of each weight of a model with this config; without the pooler if `load` found none."""
     wanted = empty(model.family, config, model.task).named_parameters()
-    bare = (
-        model.task == model.family.bare_task and getattr(model, "pooler", None) is None
-    )  # as `load` makes it of such a checkpoint
+    bare = model.task == model.family.bare_task and getattr(model, "pooler", None) is None
     return {name: tuple(p.shape) for name, p in wanted if not (bare and name.startswith("pooler."))}
 
 
 def _check_fit(model: Model, config: Config) -> None:
-    """Raise ValueError, with all of them, for weights that `load` would not find a place for, not find, or not fit."""
+    """Raise ValueError with all weights that `load` would have no place for, would miss, or that have another shape."""
     wanted = _shapes(model, config)
     there = {name: tuple(p.shape) for name, p in model.named_parameters()}
     misshapen = [f"{x} {there[x]} instead of {wanted[x]}" for x in wanted if x in there and there[x] != wanted[x]]
@@ -210,10 +201,7 @@ def _check_fit(model: Model, config: Config) -> None:
 
 
 def _save_preprocessor(model: Model, directory: Path) -> None:
-    """One that was set by hand; where the checkpoint's own says the same, that stays as it came.
-
-    Keys that were ignored when it was read are not written again: who opens it would have to ignore them, too.
-    """
+    """Write a preprocessor that was set by hand, or the checkpoint's own without the keys that were ignored."""
     held = vars(model).get("preprocessor")
     try:
         own = None if model.directory is None else ImageProcessor.open(model.directory, ignore=model.ignored)

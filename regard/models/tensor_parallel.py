@@ -69,13 +69,27 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
                 parallelize_module(norm, mesh, by_head)
                 for name, p in norm.named_parameters():  # which that style forgets
                     p.requires_grad_(trained[name])
-            _split_position(layer, mesh)
+            position, here = layer.position, layer.local_heads
+            if isinstance(position, Alibi):
+                layer.position = replace(position, slopes=position.slopes[here.start : here.stop])
+            elif isinstance(position, (Swin, T5)) and not is_distributed(position.table):  # layers may share it
+                table = distribute_tensor(position.table, mesh, [Shard(1)])  # (·, heads)
+                position.table = nn.Parameter(table, position.table.requires_grad)
         elif isinstance(layer, FeedForward):
             layer.separate()
             for projection in (layer.w_gate, layer.w_up) if layer.gated else (layer.w_in,):
                 parallelize_module(projection, mesh, columns)
             parallelize_module(layer.w_out, mesh, rows)
-    _broadcast_whole(model, mesh)
+    # What each process has as a whole gets the first one's values: heads may be drawn anew on each.
+    for x in (*model.parameters(), *model.buffers()):
+        if not isinstance(x, DTensor):
+            x.data = x.data.to(mesh.device_type)  # where the split weights are by now
+        if not isinstance(x, DTensor) or x.placements[0].is_replicate():
+            values = local(x.detach())
+            sent = values.contiguous()
+            dist.broadcast(sent, group=mesh.get_group(), group_src=0)
+            if sent is not values:
+                values.copy_(sent)
 
 
 def gather(model: nn.Module) -> dict[str, Tensor]:
@@ -98,7 +112,7 @@ def gather(model: nn.Module) -> dict[str, Tensor]:
 
 def _problems(model: nn.Module, size: int) -> list[str]:
     """Why a model cannot be split over so many processes: each reason after the names of the layers that have it."""
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     some = False
     for path, layer in model.named_modules():
         reasons = []
@@ -121,30 +135,7 @@ def _problems(model: nn.Module, size: int) -> list[str]:
             if not all(untouched(projection) for projection in projections):
                 reasons.append("its projections are split already, or an adapter or a hook is on them")
         for reason in reasons:
-            found.setdefault(reason, []).append(path or type(layer).__name__)
-    if not (some or found):
+            layers.setdefault(reason, []).append(path or type(layer).__name__)
+    if not (some or layers):
         return [f"a {type(model).__name__} without any attention or feed-forward of regard's"]
-    return [f"{listed(names)}: {reason}" for reason, names in found.items()]
-
-
-def _split_position(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
-    """Leave a layer the positions of its own heads."""
-    position, here = layer.position, layer.local_heads
-    if isinstance(position, Alibi):
-        layer.position = replace(position, slopes=position.slopes[here.start : here.stop])
-    elif isinstance(position, (Swin, T5)) and not is_distributed(position.table):  # layers may share it
-        table = distribute_tensor(position.table, mesh, [Shard(1)])  # (·, heads)
-        position.table = nn.Parameter(table, position.table.requires_grad)
-
-
-def _broadcast_whole(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give every process the first one's values of what each has as a whole: heads may be drawn anew on each."""
-    for x in (*model.parameters(), *model.buffers()):
-        if not isinstance(x, DTensor):
-            x.data = x.data.to(mesh.device_type)  # where the split weights are by now
-        if not isinstance(x, DTensor) or x.placements[0].is_replicate():
-            values = local(x.detach())
-            sent = values.contiguous()
-            dist.broadcast(sent, group=mesh.get_group(), group_src=0)
-            if sent is not values:
-                values.copy_(sent)
+    return [f"{listed(names)}: {reason}" for reason, names in layers.items()]

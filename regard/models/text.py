@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TextModel(Model):
     """A text encoder or decoder: one tower, with a pooler and a task head if the task has them.
 
-    most: the most position_ids, where no table of positions says so (rotary).
+    max_positions: the longest text; by default as many as the table of positions has.
     """
 
     kind = "text"
@@ -51,11 +51,6 @@ class TextModel(Model):
         """How many tokens there are."""
         return self.tower.embed.tokens.num_embeddings
 
-    @property
-    def loss_type(self) -> str | None:
-        """The name of the loss in transformers, where the model shifts the labels."""
-        return "ForCausalLM" if self.tower.causal and isinstance(self.head, LanguageHead) else None
-
     def forward(
         self,
         input_ids: Tensor,
@@ -66,6 +61,7 @@ class TextModel(Model):
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
         inserted: Inserted | None = None,
         output_hidden_states: bool | None = False,
         **options: Any,
@@ -80,49 +76,54 @@ class TextModel(Model):
             labels: (B, N) token ids or labels, -100 = ignored, shifted by a causal language model; (B,) to classify.
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.
+            global_attention_mask: (B, N), 1 or True = token that sees all and is seen by all (Longformer); default by
+                task. Padding is never global.
             inserted: vectors that replace those of some tokens, as an image's do.
             output_hidden_states: return the output of every block.
-            options: as `Model.read_options`, and `next_sentence_label` (B,) for pretraining.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
+            options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
+                (B,) of ALBERT.
         """
-        relation = options.pop("next_sentence_label", None)
+        relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
         targets = Targets(labels, start_positions, end_positions, self.read_options(options))
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
         # (B, N): the vector of each row's first True is pooled.
         pooled = self.pooler.ends(input_ids, attention_mask) if isinstance(self.pooler, EndPooler) else attention_mask
-        tower = self.tower(
+        tower = self._read(
             input_ids,
-            attention_mask=attention_mask,
+            attention_mask,
+            global_attention_mask,
             position_ids=position_ids,
             token_type_ids=token_type_ids,
             inserted=inserted,
             output_hidden_states=bool(output_hidden_states),
         )
-        output = self._output(tower, attention_mask, pooled)
-        if not targets:
-            return output
-        loss = self.text_loss(output, targets, shift=self.tower.causal and isinstance(self.head, LanguageHead))
-        if relation is not None and output.seq_relationship_logits is not None:
-            loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
-        return ModelOutput(output, loss=loss)
-
-    def _output(self, tower: TowerOutput, attention_mask: Tensor | None, pooled: Tensor | None) -> ModelOutput:
-        """Pooler and head. pooled: (B, N), True where the vector that is pooled may stand."""
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
-        return ModelOutput(
+        output = ModelOutput(
             **self.name_logits(None if self.head is None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
             last_hidden_state=x,
             pooler_output=pooler_output,
             hidden_states=tower.hidden_states,
         )
+        if not targets:
+            return output
+        head_loss: Any = getattr(self.head, "loss", None)  # of a head with a loss of its own (ELECTRA)
+        if head_loss is not None:
+            return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
+        loss = self.text_loss(output, targets, shift=self.loss_type is not None)
+        if relation is not None and output.seq_relationship_logits is not None:
+            loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
+        return ModelOutput(output, loss=loss)
+
+    def _read(
+        self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
+    ) -> TowerOutput:
+        if global_attention_mask is not None:
+            raise ValueError(f"{self.family.title} has no global tokens: leave out global_attention_mask=")
+        return cast(TowerOutput, self.tower(input_ids, attention_mask=attention_mask, **inputs))
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor | None) -> None:
         """Raise TypeError or ValueError for token_type_ids that do not fit the model or input_ids."""
@@ -130,9 +131,7 @@ class TextModel(Model):
             return
         if self.tower.embed.types is None:
             raise ValueError(f"{self.family.title} has no segments: leave out token_type_ids=")
-        if not isinstance(token_type_ids, Tensor) or token_type_ids.dtype not in (torch.int64, torch.int32):
-            got = str(token_type_ids.dtype) if isinstance(token_type_ids, Tensor) else type(token_type_ids).__name__
-            raise TypeError(f"token_type_ids must be a torch tensor of int64 or int32, (B, N), got {got}")
+        self.check_integers("token_type_ids", token_type_ids, "(B, N)")
         if token_type_ids.shape != input_ids.shape:
             raise ValueError(
                 f"token_type_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(token_type_ids.shape)}"
@@ -151,21 +150,14 @@ class TextModel(Model):
     ) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        attention_mask: (B, N), True = token, padded on the left.  inserted: vectors that stand for some of the tokens.
-        Raises ValueError for a model that does not score words, for padding on the right, and if the room is more than
-        the positions.
+        attention_mask: (B, N), True = token, padded on the left.  inserted: as in `forward`. Raises ValueError for a
+        model without a language-model head, for padding on the right, and if length exceeds the positions.
         """
         if not isinstance(self.head, LanguageHead):
             raise ValueError(
-                f"this model has the task {self.task!r}, and only one that scores words goes on with a text"
+                f"a model with task {self.task!r} has no language-model head: load it with task='text-generation'"
             )
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
-        if self.max_positions is not None and length > self.max_positions:
-            raise ValueError(
-                f"{length} positions are asked for, and the model has {self.max_positions}: ask for fewer new tokens"
-            )
+        attention_mask = self.check_prompt(input_ids, attention_mask, self.tower, length)
         state = ModelState.room(self.tower, len(input_ids), length, attention_mask, self.dtype, self.device)
         logits = self._advance(state, input_ids, inserted)
         state.forget_mask()
@@ -175,7 +167,7 @@ class TextModel(Model):
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one. The next step may reuse them.
 
-        On a GPU the step is captured and replayed where it can be; see regard/models/decoding.
+        On a GPU the step is captured and replayed where it can be; see regard/generation/cuda_graph.py.
         """
         state.see(len(tokens))
         captured = self._captured(state)
@@ -254,7 +246,7 @@ class TokensBefore:
 class LongTextModel(TextModel):
     """`TextModel` with global tokens. Its blocks hold `SlidingAttention`.
 
-    choice: which tokens are global where the call does not say; None for none.
+    choice: which tokens are global if the call does not say; None for none.
     """
 
     def __init__(
@@ -269,30 +261,9 @@ class LongTextModel(TextModel):
         super().__init__(config, tower, pooler=pooler, head=head)
         self.choice = choice
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        global_attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        inserted: Inserted | None = None,
-        output_hidden_states: bool | None = False,
-        **options: Any,
-    ) -> ModelOutput:
-        """Read texts; arguments and errors as in `TextModel.forward`.
-
-        global_attention_mask: (B, N), 1 or True = token that sees all and is seen by all; default as the task has it.
-        Padding is never global.
-        """
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.tower)
-        self.check_segments(input_ids, token_type_ids)
+    def _read(
+        self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
+    ) -> TowerOutput:
         if global_attention_mask is not None:
             global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
         elif self.choice is not None:
@@ -301,16 +272,15 @@ class LongTextModel(TextModel):
             global_attention_mask = torch.zeros_like(attention_mask)
         # Without global tokens and padding all tokens have the same role.
         roles = None if global_attention_mask is None else Roles.of(attention_mask, global_attention_mask)
+        position_ids, every = inputs["position_ids"], inputs["output_hidden_states"]
         if position_ids is None:
             position_ids = count(input_ids, attention_mask)
-        x = self.tower.embed(input_ids, position_ids, token_type_ids, inserted)  # (B, N, d)
+        x = self.tower.embed(input_ids, position_ids, inputs["token_type_ids"], inputs["inserted"])  # (B, N, d)
         hidden_states = [x]
         for block in self.tower.depth:
             x = block(x, mask=roles)
-            hidden_states += [x] if output_hidden_states else []
-        tower = TowerOutput(x, tuple(hidden_states) if output_hidden_states else None)
-        output = self._output(tower, attention_mask, attention_mask)
-        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
+            hidden_states += [x] if every else []
+        return TowerOutput(x, tuple(hidden_states) if every else None)
 
 
 class AnswerHead(nn.Module):
@@ -334,11 +304,9 @@ class AnswerHead(nn.Module):
 class AnsweringModel(TextModel):
     """`TextModel` that looks for an answer behind the question, never in it (BigBird).
 
-    The question is everything up to the first separator, including it. Where no segments are given it is segment 0, the
-    rest 1. Its tokens cannot begin or end an answer: their scores are a million less, except for the first token's,
-    which stands for "no answer".
-
-    separator: id of the token after the question. In a text without one the first token alone is the question.
+    The question is everything up to the first `separator`, including it; without one it is the first token. By default
+    it is segment 0, the rest 1. Its tokens cannot begin or end an answer: their scores are a million less, except for
+    the first token's, which stands for "no answer".
     """
 
     FAR = 1e6  # as in transformers
@@ -358,7 +326,7 @@ class AnsweringModel(TextModel):
         **inputs: Any,
     ) -> ModelOutput:
         """Read questions and texts; arguments and errors as in `TextModel.forward`."""
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        attention_mask = self.check(input_ids, attention_mask, self.tower)
         first = first_tokens(input_ids, attention_mask)
         ends = input_ids == self.separator
         if attention_mask is not None:

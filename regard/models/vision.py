@@ -1,15 +1,9 @@
-"""Image models: one tower and a task head (ViT, DeiT, DINOv2, Swin).
-
->>> model = regard.load("google/vit-base-patch16-224")                                  # doctest: +SKIP
->>> model(pixel_values=torch.zeros(1, 3, 224, 224)).last_hidden_state.shape             # doctest: +SKIP
-torch.Size([1, 197, 768])
-"""
+"""Image models: one tower and a task head (ViT, DeiT, DINOv2, Swin)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
@@ -18,28 +12,22 @@ from regard.models.losses import reconstruction_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.nn.heads import Pooler
-from regard.nn.vision import Mean, NormedFirst, PatchGrid, VisionTower
+from regard.nn.vision import Mean, NormedFirst, PatchGrid, PatchProjection, VisionTower
 from regard.nn.windows import WindowTower
 
 __all__ = ["VisionModel", "check_form", "check_pixels"]
 
 
-def check_pixels(pixel_values: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
-    """pixel_values (B, channels, H, W) in the model's dtype.
-
-    least: height and width of the smallest image that the model can read.
-    Raises TypeError or ValueError naming what came, what was expected and what to do.
-    """
-    check_form(pixel_values, channels, least)
+def check_pixels(pixel_values: Tensor, patches: PatchProjection, model: Model) -> Tensor:
+    """pixel_values (B, C, H, W) in the model's dtype. Raises as `check_form`, and ValueError for another device."""
+    check_form(pixel_values, patches)
     model.check_device("pixel_values", pixel_values)
     return pixel_values.to(model.dtype)
 
 
-def check_form(pixel_values: Tensor, channels: int, least: tuple[int, int]) -> None:
-    """Raise TypeError or ValueError unless these are pixels of such images, on whatever device.
-
-    >>> check_form(torch.zeros(1, 3, 8, 8), 3, (4, 4))
-    """
+def check_form(pixel_values: Tensor, patches: PatchProjection) -> None:
+    """Raise TypeError or ValueError unless these are pixels of images that the model can read, on any device."""
+    channels, (height, width) = patches.channels, patches.least
     if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
         got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
         raise TypeError(
@@ -50,10 +38,10 @@ def check_form(pixel_values: Tensor, channels: int, least: tuple[int, int]) -> N
         raise ValueError(
             f"pixel_values must be (B, {channels}, H, W) with at least one image, got {tuple(pixel_values.shape)}"
         )
-    if pixel_values.shape[2] < least[0] or pixel_values.shape[3] < least[1]:
+    if pixel_values.shape[2] < height or pixel_values.shape[3] < width:
         raise ValueError(
             f"pixel_values are {pixel_values.shape[2]} × {pixel_values.shape[3]}, and the smallest image that this "
-            f"model can read is {least[0]} × {least[1]}"
+            f"model can read is {height} × {width}"
         )
 
 
@@ -102,15 +90,12 @@ class VisionModel(Model):
             output_hidden_states: return the output of every block (every stage, where there are stages), before the
                 last norm.
             options: as `Model.read_options`.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
         self.read_options(options)
         embed = self.tower.embed
-        pixel_values = check_pixels(pixel_values, embed.patches.channels, embed.patches.least, self)
-        self._check_masked(pixel_values, bool_masked_pos)
+        pixel_values = check_pixels(pixel_values, embed.patches, self)
+        if bool_masked_pos is not None:
+            self._check_masked(pixel_values, bool_masked_pos)
         x, hidden_states = self.tower(
             pixel_values, bool_masked_pos=bool_masked_pos, output_hidden_states=bool(output_hidden_states)
         )
@@ -159,13 +144,11 @@ class VisionModel(Model):
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
-        frame: of an image, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
+        frame: of one image, as `model.preprocessor` gives it; a batch has a mapping for each.
         """
         return {f"tower.{path}": sides for path, sides in self.tower.sides(frame).items()}
 
-    def _check_masked(self, pixel_values: Tensor, bool_masked_pos: Tensor | None) -> None:
-        if bool_masked_pos is None:
-            return
+    def _check_masked(self, pixel_values: Tensor, bool_masked_pos: Tensor) -> None:
         if self.tower.embed.hidden is None:
             raise ValueError(
                 f"{self.family.title} with task {self.task!r} has no token for masked patches: "
@@ -173,12 +156,8 @@ class VisionModel(Model):
             )
         grid = self.tower.embed.patches.grid(*pixel_values.shape[-2:])
         wanted = (pixel_values.shape[0], grid.rows * grid.columns)
-        if (
-            not isinstance(bool_masked_pos, Tensor)
-            or bool_masked_pos.dtype != torch.bool
-            or bool_masked_pos.shape != wanted
-        ):
-            got = type(bool_masked_pos).__name__
-            if isinstance(bool_masked_pos, Tensor):
-                got = f"{bool_masked_pos.dtype} {tuple(bool_masked_pos.shape)}"
+        got = type(bool_masked_pos).__name__
+        if isinstance(bool_masked_pos, Tensor):
+            got = f"{bool_masked_pos.dtype} {tuple(bool_masked_pos.shape)}"
+        if got != f"torch.bool {wanted}":
             raise ValueError(f"bool_masked_pos must be booleans {wanted}, True = masked patch, got {got}")

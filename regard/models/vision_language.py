@@ -1,27 +1,20 @@
-r"""A language model that reads pictures among its words (LLaVA): each patch of a picture takes the place of one token.
+"""Language models that read images among their tokens (LLaVA): each patch takes the place of one token.
 
-    pixel_values ─ tower of pictures ─ projector ─┐
-    input_ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
+    pixel_values ─ image tower ─ projector ─┐
+    input_ids ──── token embedding ─────────┴─ one sequence ─ language model ─ logits
 
-    >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
-    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
-    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
-    >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
-    >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP
-    torch.Size([1, 576, 4096])
-
-Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
-n vectors of a picture, d width of the language model.
+Axis letters: B texts, N tokens, P images of all texts together, C channels, H, W height and width in pixels,
+n vectors of an image, d width of the language model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.generation.loop import ModelState
@@ -39,16 +32,13 @@ from regard.tasks.images import check_placeholders
 
 __all__ = ["Projector", "VisionLanguageDecoder", "VisionLanguageModel"]
 
-KEYS = ("image_token_index", "image_token_id")  # of config.json: which token a picture's vectors take the place of
+KEYS = ("image_token_index", "image_token_id")  # of config.json: the placeholder of an image's vectors
 
 
 class Projector(nn.Module):
-    """Vectors of a picture to vectors that a language model reads: two layers, one function between them.
+    """Image vectors (…, d_in) to vectors (…, d_out) that a language model reads: two layers, one function between them.
 
-    >>> Projector(6, 10, "gelu")(torch.zeros(2, 5, 6)).shape
-    torch.Size([2, 5, 10])
-
-    d_in, d_out: widths of the picture's vectors and of the words'.  function: a name of `ACTIVATIONS`.
+    function: a name of `ACTIVATIONS`.
     """
 
     def __init__(self, d_in: int, d_out: int, function: str, *, bias: bool = True) -> None:
@@ -62,14 +52,14 @@ class Projector(nn.Module):
 
 
 class VisionLanguageModel(Model):
-    """A tower of pictures, a projector, and a language model.
+    """An image tower, a projector, and a language model.
 
-    placeholder: the token that a picture's vectors take the place of.
-    layers: what the projector sees: after how many blocks of the tower, one or several side by side; below 0 counts
-      from the end, −1 being after the last block.
-    full: does it see cls, too, and not the patches alone.
-    vision_pooler: what the checkpoint has to sum up a picture. Nothing here asks for it; it is kept to be saved.
-    Raises ValueError for a layer that the tower does not have.
+    Args:
+        placeholder: the token that an image's vectors take the place of.
+        layers: after how many blocks of the tower the projector sees it, one or several side by side; below 0 counts
+            from the end, −1 being after the last block. ValueError for a layer that the tower does not have.
+        full: does it see cls, too, and not the patches alone.
+        vision_pooler: the checkpoint's pooler of images; unused, kept to be saved.
     """
 
     kind = "vision-language"
@@ -93,7 +83,7 @@ class VisionLanguageModel(Model):
         wrong = [layer for layer in layers if not -depth - 1 <= layer <= depth]
         if wrong or not layers:
             raise ValueError(
-                f"the picture's vectors are taken after {list(layers)} blocks, and there are {depth}: "
+                f"the image's vectors are taken after {list(layers)} blocks, and there are {depth}: "
                 f"0 to {depth}, or {-depth - 1} to -1 counted from the end"
             )
         self.layers = tuple(layer % (depth + 1) for layer in layers)
@@ -105,7 +95,7 @@ class VisionLanguageModel(Model):
 
     @property
     def max_positions(self) -> int | None:
-        """The most positions of a text, a picture's vectors among them; None without a limit."""
+        """The most positions of a text, images included; None without a limit."""
         return self.text.max_positions
 
     @property
@@ -144,20 +134,15 @@ class VisionLanguageModel(Model):
         Returns:
             `encoder_last_hidden_state` (P, n, d) are the vectors that replace the placeholders; `encoder_hidden_states`
             are the image tower's.
-
-        Raises:
-            TypeError: if an argument has another type.
-            ValueError: if arguments do not fit the model or each other.
         """
-        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
-        self.check_positions(input_ids, position_ids, self.text.tower)
+        attention_mask = self.check(input_ids, attention_mask, self.text.tower, position_ids)
         if pixel_values is not None:
-            pixel_values = self._checked(pixel_values)
+            pixel_values = check_pixels(pixel_values, self.vision.embed.patches, self)
         places = self._places(input_ids, None if pixel_values is None else pixel_values.shape)
-        images, hidden_states = (None, None)
+        images, hidden_states, inserted = None, None, None
         if pixel_values is not None:
             images, hidden_states = self._look(pixel_values, bool(output_hidden_states))
-        inserted = None if images is None else Inserted(places, images.flatten(0, 1))
+            inserted = Inserted(places, images.flatten(0, 1))
         output: ModelOutput = self.text(
             input_ids,
             attention_mask,
@@ -171,12 +156,12 @@ class VisionLanguageModel(Model):
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """The vectors (P, n, d) that stand in a text for each image (P, C, H, W). Raises as `forward`."""
-        return self._look(self._checked(pixel_values), False)[0]
+        return self._look(check_pixels(pixel_values, self.vision.embed.patches, self), False)[0]
 
-    # ----------------------------------------------------------------------------------------------- pictures as tokens
+    # ------------------------------------------------------------------------------------------------- images as tokens
 
     def num_image_tokens(self, height: int, width: int) -> int:
-        """How many tokens a picture of so many pixels takes: one for each patch, and one for cls where that is kept."""
+        """How many tokens an image of this size takes: one for each patch, and one for cls if that is kept."""
         rows, columns = self.vision.embed.patches.grid(height, width)
         return rows * columns + (len(self.vision.embed.before) if self.full else 0)
 
@@ -190,76 +175,75 @@ class VisionLanguageModel(Model):
             key = next((key for key in KEYS if key in self.config), KEYS[0])
             raise ValueError(
                 f"the tokenizer has no token for {key} {self.placeholder} of config.json (its vocabulary has "
-                f"{tokenizer.size}), so nothing in a text stands for a picture: add <image> to it, as with "
+                f"{tokenizer.size}), so nothing in a text stands for an image: add <image> to it, as with "
                 "tokenizer.add_tokens(['<image>'], special_tokens=True) and save_pretrained of transformers"
             ) from None
 
     def expand(self, text: str, pixel_values: Tensor | None, *, token: str | None = None) -> str:
-        """A text in which each placeholder stands as many times as its picture has vectors.
+        """A text in which each placeholder stands as many times as its image has vectors.
 
         >>> model.expand("<image> What is it?", torch.zeros(1, 3, 28, 28))     # doctest: +SKIP
         '<image><image><image><image> What is it?'
 
-        pixel_values: (P, C, H, W), the pictures that the text speaks of, None for none.
-        token: how the placeholder is written; by default as the checkpoint's tokenizer writes it.
-        Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one,
-        and as a call for pixel_values that do not fit.
+        Args:
+            text: with one placeholder for each image.
+            pixel_values: (P, C, H, W), its images; None for none.
+            token: how the placeholder is written; by default as the checkpoint's tokenizer writes it.
+
+        Raises:
+            TypeError: as a call for pixel_values.
+            ValueError: more or fewer placeholders than images, no such token, and as a call for pixel_values.
         """
         token = self.spelling if token is None else token
         if pixel_values is not None:
-            patches = self.vision.embed.patches
-            check_form(pixel_values, patches.channels, patches.least)
+            check_form(pixel_values, self.vision.embed.patches)
         check_placeholders(text, token, 0 if pixel_values is None else len(pixel_values), "pixel_values")
-        return (
-            text
-            if pixel_values is None
-            else text.replace(token, token * self.num_image_tokens(*pixel_values.shape[-2:]))
-        )
+        if pixel_values is None:
+            return text
+        return text.replace(token, token * self.num_image_tokens(*pixel_values.shape[-2:]))
 
     def layouts(
         self, input_ids: Tensor, frames: Sequence[Frame], *, attention_mask: Tensor | None = None
     ) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
-        input_ids: (N,), one text, with what was written after it if that is looked at, too.
-        frames: of its images, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
-        A batch of several texts has one such mapping for each.
-        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the images
-        take, for a mask that is not of these input_ids, and for pictures of unlike sizes.
+        Args:
+            input_ids: (N,), one text, with what was written after it if that is looked at, too.
+            frames: of its images, as `model.preprocessor` gives them.
+            attention_mask: (N,) booleans, True = token; None if all are.
+
+        Raises:
+            ValueError: input_ids are not of one text or hold more or fewer image tokens than the images take, the mask
+                is not of these input_ids, or the images have different sizes.
         """
-        frames, before = tuple(frames), len(self.vision.embed.before)
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
             got = f"{tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise ValueError(
                 f"input_ids must be those of one text, a tensor (N,), got {got}: a batch has layouts for each"
             )
-        if attention_mask is not None and (
-            not isinstance(attention_mask, Tensor)
-            or attention_mask.dtype != torch.bool
-            or attention_mask.shape != input_ids.shape
-        ):
+        is_token = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        if not isinstance(is_token, Tensor) or is_token.dtype != torch.bool or is_token.shape != input_ids.shape:
             got = (
-                f"{attention_mask.dtype} {tuple(attention_mask.shape)}"
-                if isinstance(attention_mask, Tensor)
-                else type(attention_mask).__name__
+                f"{is_token.dtype} {tuple(is_token.shape)}" if isinstance(is_token, Tensor) else type(is_token).__name__
             )
             raise ValueError(f"attention_mask must be booleans ({len(input_ids)},), True = token, got {got}")
+        frames, embed = tuple(frames), self.vision.embed
         if len({frame.pixels for frame in frames}) > 1:
-            raise ValueError(f"the pictures of one pass have one size, got {[frame.pixels for frame in frames]}")
-        places = self._places(input_ids.unsqueeze(0), (len(frames), 0, *frames[0].pixels) if frames else None)[
-            0
-        ]  # (N,)
-        words = Layout.of(
-            ["text"] * len(input_ids)
-            if attention_mask is None
-            else [("padding", "text")[token] for token in attention_mask.tolist()]
-        )
-        pictures = [self._patches(frame, number) for number, frame in enumerate(frames)]
-        sides = {}
+            raise ValueError(f"the images of one pass have one size, got {[frame.pixels for frame in frames]}")
+        shape = (len(frames), 0, *frames[0].pixels) if frames else None
+        places = self._places(input_ids.unsqueeze(0), shape)[0].cpu().numpy()  # (N,)
+        words, sides = Layout.of([("padding", "text")[token] for token in is_token.tolist()]), {}
         if frames:
-            seen = Layout.stacked(pictures)  # the tower reads them as W sequences
+            grids = [embed.patches.grid(*frame.pixels) for frame in frames]
+            images = [Layout.grid(*g, embed.patches.size, embed.before, picture=i) for i, g in enumerate(grids)]
+            seen = Layout.stacked(images)  # the tower reads them as P sequences
             sides = {f"vision.blocks.{i}.attention": Sides(seen, seen, frames) for i in range(len(self.vision.blocks))}
-            words = _put(words, places.cpu().numpy(), pictures if self.full else [_from(x, before) for x in pictures])
+            # The images' tokens, in their places among those of the text.
+            first = 0 if self.full else len(embed.before)
+            arrays = {field.name: getattr(words, field.name).copy() for field in fields(Layout)}
+            for name, array in arrays.items():
+                array[:, places] = np.concatenate([getattr(image, name)[:, first:] for image in images], axis=1)
+            words = Layout(**arrays)
         both = Sides(words, words, frames)
         return sides | {f"text.tower.blocks.{i}.attention": both for i in range(len(self.text.tower.blocks))}
 
@@ -267,12 +251,11 @@ class VisionLanguageModel(Model):
 
     @torch.no_grad()
     def read_image(self, pixel_values: Tensor | None) -> VisionLanguageDecoder:
-        """Look at the pictures (P, C, H, W) of all texts, once: a decoder that reads them among the words.
+        """Encode the images (P, C, H, W) of all texts once: a decoder that reads them among the tokens.
 
         >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
-        pixel_values: None where no text speaks of a picture.
-        Raises ValueError for a model that has no words to choose from; else as `forward`.
+        Raises ValueError for a model without a language-model head; else as `forward`.
         """
         if not isinstance(self.text.head, LanguageHead):
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
@@ -283,8 +266,8 @@ class VisionLanguageModel(Model):
     # ----------------------------------------------------------------------------------------------------------- pieces
 
     def _look(self, pixel_values: Tensor, output_hidden_states: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """(P, C, H, W) → (P, n, d), and what stood after each block if asked for."""
-        depth = len(self.vision.blocks) if output_hidden_states else max(self.layers)  # above them nobody looks
+        """(P, C, H, W) → (P, n, d), and the output of every block if output_hidden_states."""
+        depth = len(self.vision.blocks) if output_hidden_states else max(self.layers)  # those above are not read
         x = self.vision.embed(pixel_values)
         layers = [x]
         for block in self.vision.blocks[:depth]:
@@ -294,55 +277,42 @@ class VisionLanguageModel(Model):
         taken = torch.cat([layers[layer][:, before:] for layer in self.layers], -1)  # (P, n, layers · width)
         return self.projector(taken), tuple(layers) if output_hidden_states else None
 
-    def _checked(self, pixel_values: Tensor) -> Tensor:
-        patches = self.vision.embed.patches
-        return check_pixels(pixel_values, patches.channels, patches.least, self)
-
     def _places(self, input_ids: Tensor, shape: Sequence[int] | None) -> Tensor:
-        """Where vectors of pictures stand, (B, N) booleans. shape: of pixel_values, None for no picture.
+        """Where vectors of images stand, (B, N) booleans. shape: of pixel_values, None without images.
 
-        Raises ValueError where input_ids do not hold as many image tokens as the pictures have vectors.
+        Raises ValueError if input_ids do not hold as many image tokens as the images have vectors.
         """
         places = input_ids == self.placeholder
         if torch.compiler.is_compiling():
             return places
-        held = places.sum(1).tolist()  # a wait for the device
-        if shape is None and any(held):
-            raise ValueError(
-                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no image was given: give "
-                "pixel_values=, or a text without them"
-            )
-        if shape is not None:
-            self._check_held(held, shape[0], self.num_image_tokens(shape[2], shape[3]))
-        return places
-
-    def _check_held(self, held: list[int], pictures: int, each: int) -> None:
-        """held: image tokens of each text.  each: how many a picture takes."""
-        total = sum(held)
-        if total == pictures * each and not any(count % each for count in held):
-            return
+        held = places.sum(1).tolist()  # of each text; a wait for the device
+        if shape is None:
+            if any(held):
+                raise ValueError(
+                    f"input_ids hold {_counted(sum(held), 'image token')} (id {self.placeholder}), and no image was "
+                    "given: give pixel_values=, or a text without them"
+                )
+            return places
+        total, images, each = sum(held), shape[0], self.num_image_tokens(shape[2], shape[3])
         odd = next((text for text, count in enumerate(held) if count % each), None)
         if odd is not None:
             raise ValueError(
-                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole "
-                f"number of images of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
+                f"text {odd} of input_ids holds {_counted(held[odd], 'image token')} (id {self.placeholder}), which is "
+                f"no whole number of images of {each:,}: model.expand(text, pixel_values) writes as many as one takes"
             )
-        were = "was" if pictures == 1 else "were"
-        raise ValueError(
-            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}"
-            f"; {pictures:,} {were} given"
-        )
-
-    def _patches(self, frame: Frame, picture: int) -> Layout:
-        """The tokens of a picture in the tower."""
-        embed = self.vision.embed
-        return Layout.grid(*embed.patches.grid(*frame.pixels), embed.patches.size, embed.before, picture=picture)
+        if total != images * each:
+            were = "was" if images == 1 else "were"
+            raise ValueError(
+                f"input_ids hold {_counted(total, 'image token')} (id {self.placeholder}), which is "
+                f"{_counted(total // each, 'image')} of {each:,}; {images:,} {were} given"
+            )
+        return places
 
 
 class VisionLanguageDecoder:
-    """A decoder that has looked at pictures: reads them in their places of a prompt, then goes on token by token.
+    """A decoder with encoded images: reads them in their places of a prompt, then continues token by token.
 
-    vectors: (P, n, d), or None for no picture.  shape: of pixel_values that they were made of.
+    vectors: (P, n, d), or None without images.  shape: of the pixel_values.
     """
 
     def __init__(self, model: VisionLanguageModel, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
@@ -352,11 +322,11 @@ class VisionLanguageDecoder:
     def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as
-        many image tokens as the pictures have, for padding on the right, and if the room is more than the positions.
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError as `forward`, for padding on the
+        right, and if length exceeds the positions.
         """
         model = self.model
-        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
+        attention_mask = model.check(input_ids, attention_mask, model.text.tower)
         places = model._places(input_ids, self.shape)
         inserted = None if self.vectors is None else Inserted(places, self.vectors.flatten(0, 1))
         return model.text.begin(input_ids, attention_mask, length=length, inserted=inserted)
@@ -366,29 +336,5 @@ class VisionLanguageDecoder:
         return self.model.text.step(state, tokens)
 
 
-# -------------------------------------------------------------------------------------------------------------- layouts
-
-
-def _arrays(layout: Layout) -> tuple[NDArray[Any], ...]:
-    return layout.kind, layout.picture, layout.box
-
-
-def _from(layout: Layout, first: int) -> Layout:
-    """The tokens from `first` on."""
-    return Layout(*(array[:, first:] for array in _arrays(layout)))
-
-
-def _put(words: Layout, places: NDArray[np.bool_], pictures: Sequence[Layout]) -> Layout:
-    """The words, and the pictures' tokens where they stand among them."""
-    arrays = [array.copy() for array in _arrays(words)]
-    for array, tokens in zip(arrays, _arrays(sum(pictures[1:], pictures[0])), strict=True):
-        array[:, places] = tokens
-    return Layout(*arrays)
-
-
-def _tokens(number: int) -> str:
-    return "no image token" if number == 0 else f"{number:,} image token{'s' * (number > 1)}"
-
-
-def _pictures(number: int) -> str:
-    return "1 image" if number == 1 else f"{number:,} images"
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

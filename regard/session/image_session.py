@@ -16,13 +16,13 @@ from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder
+from regard.models.family import empty
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import family_of, load
 from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
-from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
 from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special

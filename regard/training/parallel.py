@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.models.model import Model
 from regard.models.tensor_parallel import gather, parallelize
-from regard.models.weight_map import empty
+from regard.models.family import empty
 from regard.nn.blocks import Block
 from regard.training.config import TrainConfig
 

@@ -16,10 +16,10 @@ from regard.layouts import Frame
 from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder
 from regard.models.families.blip import FAMILY
+from regard.models.family import empty
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.models.weight_map import empty
 from regard.testing import assert_rule
 
 # 3 × 3 patches; 7 × 7 with pixels left over at the edges. Towers of unlike width, but where an answer forbids it.

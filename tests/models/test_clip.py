@@ -15,8 +15,8 @@ import regard
 from regard.layouts import Frame
 from regard.models.config import Config
 from regard.models.dual_encoder import SimilarityHead
+from regard.models.family import empty, places
 from regard.models.loading import family_of, load
-from regard.models.weight_map import empty, places
 from regard.nn.heads import EndPooler
 from regard.op import observe, unobserve
 
@@ -261,13 +261,13 @@ def test_the_text_tower_alone_needs_an_end_token(tmp_path):
 def test_a_tower_that_is_not_there_is_not_asked(tmp_path):
     text = twin_of("TextModelWithProjection", "end token", tmp_path / "text").ours(torch.float32)
     shown = twin_of("VisionModelWithProjection", "end token", tmp_path / "vision").ours(torch.float32)
-    refused(text, ValueError, r"CLIP.*pictures.*ids", input_ids=IDS, pixel_values=PIXELS)
-    refused(shown, ValueError, r"CLIP.*texts.*pixel_values=", input_ids=IDS, pixel_values=PIXELS)
-    with pytest.raises(ValueError, match="pictures"):
+    refused(text, ValueError, r"CLIP.*image tower.*ids", input_ids=IDS, pixel_values=PIXELS)
+    refused(shown, ValueError, r"CLIP.*text tower.*pixel_values=", input_ids=IDS, pixel_values=PIXELS)
+    with pytest.raises(ValueError, match="image tower"):
         text.layouts(Frame.whole(37, 37))
-    with pytest.raises(ValueError, match="pictures"):
+    with pytest.raises(ValueError, match="image tower"):
         text.encode_image(PIXELS)
-    with pytest.raises(ValueError, match="texts"):
+    with pytest.raises(ValueError, match="text tower"):
         shown.encode_text(IDS)
 
 

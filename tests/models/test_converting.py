@@ -39,12 +39,13 @@ def test_the_call_keeps_every_tensor(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
     config = transformers.ViTConfig(**sizes, image_size=12, patch_size=6, id2label={0: "cat", 1: "dog", 2: "hat"})
-    build("ViTForImageClassification", config, torch.float32).save_pretrained(old)
+    kind = transformers.ViTForImageClassification
+    build(kind.__name__, config, torch.float32).save_pretrained(old)
     tensors = load_file(old / "model.safetensors")
     torch.save(tensors, old / "pytorch_model.bin")
     (old / "model.safetensors").unlink()
     call = conversion(old).split(";")[0]
-    eval(call, {"directory": old, "new_directory": new}, vars(transformers))
+    eval(call, {"directory": old, "new_directory": new}, {kind.__name__: kind})
     again = load_file(new / "model.safetensors")
     assert again.keys() == tensors.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())

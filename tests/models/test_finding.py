@@ -8,8 +8,16 @@ import pytest
 import torch
 from huggingface_hub import constants, errors
 
-from regard.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError, write_checkpoint
-from regard.models.hub import UNWANTED, WANTED, find
+from regard.models.checkpoint import (
+    INDEX,
+    SINGLE,
+    UNWANTED,
+    WANTED,
+    Checkpoint,
+    CheckpointError,
+    find,
+    write_checkpoint,
+)
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"

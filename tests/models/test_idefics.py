@@ -20,9 +20,9 @@ from regard.generation.loop import generate
 from regard.layouts import Frame
 from regard.models.config import Config
 from regard.models.families.idefics import FAMILY
+from regard.models.family import empty
 from regard.models.flamingo import last_image
 from regard.models.loading import load
-from regard.models.weight_map import empty
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.vision import GatedLook, ImageMask

@@ -7,18 +7,16 @@ decoder reads the text that the encoder has read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Names, OptionalSqueeze, Task
+from regard.models.family import Family, Heads, Names, OptionalSqueeze, Task
 from regard.nn.blocks import Embedding
 from regard.nn.heads import EndToken, Labels, LanguageHead
 
-__all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "words"]
+__all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "lm_head"]
 
 OFFSET = 2  # of the positions: the first two rows of their table are never looked up
 
@@ -37,13 +35,8 @@ COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder",
 HARMLESS = ("encoder_layerdrop", "decoder_layerdrop", "force_bos_token_to_be_generated", "classif_dropout")
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every BART."""
-    return NAMES
-
-
-def words(vocabulary: int, d: int | None) -> LanguageHead:
-    """Scores of words plus a constant each, which is not trained. d: as in `LanguageHead`."""
+def lm_head(vocabulary: int, d: int | None) -> LanguageHead:
+    """Logits plus a constant each, which is not trained. d: as in `LanguageHead`."""
     head = LanguageHead(vocabulary, d, bias=True)
     constant = head.bias if head.words is None else head.words.bias
     assert constant is not None
@@ -72,16 +65,14 @@ def build(config: Config, task: str) -> EncoderDecoder:
     encoder, decoder = (tower(config, side, embed(), "gelu") for side in ("encoder", "decoder"))
     decoder.embed.tokens = encoder.embed.tokens
     dropout = config.float("classifier_dropout", 0.0)
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "text2text-generation": lambda: words(vocabulary, None),
-        "text-classification": lambda: EndToken(
-            d, config.num_labels(3), config.int("eos_token_id", 2, minimum=0), dropout=dropout
-        ),
+    end = config.int("eos_token_id", 2, minimum=0)
+    heads: Heads = {
+        "text2text-generation": lambda: lm_head(vocabulary, None),
+        "text-classification": lambda: EndToken(d, config.num_labels(3), end, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
-        "feature-extraction": lambda: None,
     }
-    start = config.int("decoder_start_token_id", 2, minimum=0)
-    return EncoderDecoder(config, encoder, decoder, start=start, rereads=True, head=heads[task]())
+    head, start = heads[task]() if task in heads else None, config.int("decoder_start_token_id", 2, minimum=0)
+    return EncoderDecoder(config, encoder, decoder, start=start, rereads=True, head=head)
 
 
 FAMILY = Family(
@@ -89,7 +80,7 @@ FAMILY = Family(
     model_type="bart",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="BartModel"),
         "text2text-generation": Task(architecture="BartForConditionalGeneration", names=WORDS, copies=HEAD_COPIES),

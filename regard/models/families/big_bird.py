@@ -10,17 +10,15 @@ among blocks not at all. The head for answers has a feed-forward of its own, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Names, Task
+from regard.models.family import Family, Heads, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
+from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead
 from regard.nn.sparse_attention import BlockAttention, BlockPattern
 
 __all__ = ["FAMILY"]
@@ -81,25 +79,11 @@ def tower(config: Config) -> Tower:
     )
 
     def block(layer: int) -> Block:
-        norms = [nn.LayerNorm(d, sizes.eps) for _ in range(2)]
-        made = attention(config, layer)
-        return Block(made, sizes.feed_forward(), norms, norm_first=False, dropout=sizes.dropout)
+        norms = [nn.LayerNorm(d, sizes.eps), nn.LayerNorm(d, sizes.eps)]
+        parts = attention(config, layer), sizes.feed_forward()
+        return Block(*parts, norms, norm_first=False, dropout=sizes.dropout)
 
     return Tower(embed, [block(i) for i in range(config.layers("num_hidden_layers"))], causal=False)
-
-
-def words(config: Config) -> LanguageHead:
-    """The masked LM: transformed vectors scored against the token table, or one of its own."""
-    sizes = Sizes(config)
-    transform = Transform(sizes.d, sizes.d, sizes.function, nn.LayerNorm(sizes.d, sizes.eps))
-    return LanguageHead(
-        sizes.vocabulary, None if config.tie_word_embeddings() else sizes.d, transform=transform, bias=True
-    )
-
-
-def names(config: Config) -> Names:
-    """The body's weights, the same in every BigBird."""
-    return NAMES
 
 
 def build(config: Config, task: str) -> TextModel:
@@ -111,14 +95,17 @@ def build(config: Config, task: str) -> TextModel:
         head = AnswerHead(sizes.feed_forward(), d, sizes.eps, sizes.dropout)
         separator = config.int("sep_token_id", 66, minimum=0)
         return AnsweringModel(config, tower(config), head=head, separator=separator)
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill-mask": lambda: words(config),
-        "pretraining": lambda: PretrainingHead(words(config), Labels(d, 2, pooled=True)),
+
+    def words() -> LanguageHead:
+        return bert.lm_head(config, d, sizes.function, nn.LayerNorm(d, sizes.eps))
+
+    heads: Heads = {
+        "fill-mask": words,
+        "pretraining": lambda: PretrainingHead(words(), Labels(d, 2, pooled=True)),
         "text-classification": lambda: FirstToken(d, n, sizes.function, before=dropout, dropout=dropout),
         "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
-        "feature-extraction": lambda: None,
     }
-    return TextModel(config, tower(config), pooler=Pooler(d), head=heads[task]())
+    return TextModel(config, tower(config), pooler=Pooler(d), head=heads[task]() if task in heads else None)
 
 
 FAMILY = Family(
@@ -126,20 +113,11 @@ FAMILY = Family(
     model_type="big_bird",
     prefix="bert",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
-        "feature-extraction": Task(architecture="BigBirdModel"),
-        "fill-mask": Task(architecture="BigBirdForMaskedLM", names=bert.WORDS, copies=bert.COPIES),
-        "pretraining": Task(
-            architecture="BigBirdForPreTraining",
-            names=bert.FAMILY.tasks["pretraining"].names,
-            copies=bert.COPIES,
+        **bert.tasks(
+            "BigBird", bert.WORDS, bert.COPIES, text=bert.OUT_PROJ, pretraining={"head.relation.score": bert.RELATION}
         ),
-        "text-classification": Task(
-            architecture="BigBirdForSequenceClassification",
-            names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},
-        ),
-        "token-classification": Task(architecture="BigBirdForTokenClassification", names={"head.score": "classifier"}),
         "question-answering": Task(
             architecture="BigBirdForQuestionAnswering",
             names={

@@ -11,13 +11,13 @@ from torch import nn
 
 from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
-from regard.models.families import bert
+from regard.models.families import bert, clip
 from regard.models.family import Family, Names, Squeeze, Task, nested
 from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import LanguageHead, Pooler, Transform
+from regard.nn.heads import LanguageHead, Pooler
 from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY"]
@@ -38,9 +38,7 @@ VISION: Names = {
 LOOKS = f"{bert.LAYER}crossattention."
 TEXT: Names = {
     **{ours[6:]: theirs for ours, theirs in bert.NAMES.items() if ours[:6] == "tower." and "types" not in ours},
-    "blocks.{i}.cross.w_q": f"{LOOKS}self.query",
-    "blocks.{i}.cross.w_k": f"{LOOKS}self.key",
-    "blocks.{i}.cross.w_v": f"{LOOKS}self.value",
+    **{f"blocks.{{i}}.cross.w_{x[0]}": f"{LOOKS}self.{x}" for x in ("query", "key", "value")},
     "blocks.{i}.cross.w_o": f"{LOOKS}output.dense",
     "blocks.{i}.cross_norm": f"{LOOKS}output.LayerNorm",
 }
@@ -56,31 +54,17 @@ COPIES = {
     "text_decoder.cls.predictions.decoder.weight": "text_decoder.bert.embeddings.word_embeddings.weight",
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
 }
-
-
 # Sizes of other tasks' heads; what transformers overrules or reads in training alone, and older versions wrote down.
 OTHERS = ("image_text_hidden_size", "logit_scale_init_value", "projection_dim")
 UNREAD = ("attention_dropout", "dropout", "encoder_hidden_size", "label_smoothing")
-
-
-def names(config: Config) -> Names:
-    """The weights of all towers, the same in every BLIP."""
-    return BODY
 
 
 def vision_tower(vision: Config) -> VisionTower:
     """The ViT; its query, key and value are one matrix."""
     d, eps = vision.int("hidden_size", 768), vision.eps("layer_norm_eps", 1e-5)
     vision.only("num_channels", 3)
-
-    def block() -> Block:
-        heads, dropout = vision.int("num_attention_heads", 12), vision.float("attention_dropout", 0.0)
-        attention = MultiHeadAttention(d, heads, fused=True, dropout=dropout)
-        feed_forward = FeedForward(d, vision.int("intermediate_size", 3072), vision.str("hidden_act", "gelu"))
-        return Block(attention, feed_forward, [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True)
-
     embed = PatchEmbedding(PatchProjection(3, d, vision.pair("patch_size", 16)), vision.pair("image_size", 384))
-    blocks = [block() for _ in range(vision.layers("num_hidden_layers", 12))]
+    blocks = [clip.block(vision, d, 12, 3072, "gelu") for _ in range(vision.layers("num_hidden_layers", 12))]
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
@@ -104,12 +88,11 @@ def text_tower(text: Config, memory: int, *, causal: bool = False) -> Tower:
     return Tower(embed, [block() for _ in range(text.layers("num_hidden_layers", 12))], causal=causal)
 
 
-def words(text: Config) -> LanguageHead:
-    """BERT's masked LM: transformed vectors scored against the table of words."""
+def lm_head(text: Config) -> LanguageHead:
+    """BERT's masked LM, tied to the token embedding."""
     text.only("tie_word_embeddings", True)
     d, norm = text.int("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
-    transform = Transform(d, d, text.str("hidden_act", "gelu"), nn.LayerNorm(d, norm))
-    return LanguageHead(text.int("vocab_size", 30524), None, transform=transform, bias=True)
+    return bert.lm_head(text, d, text.str("hidden_act", "gelu"), nn.LayerNorm(d, norm), vocabulary=30524)
 
 
 def build(config: Config, task: str) -> Model:
@@ -120,15 +103,15 @@ def build(config: Config, task: str) -> Model:
     ids = zip(("bos_token_id", "sep_token_id", "pad_token_id"), (30522, 102, 0), strict=True)
     bounds = Bounds(*(text.int(name, usual, minimum=0) for name, usual in ids))
     if task == "image-to-text":
-        return Captioner(config, vision, text_tower(text, seen, causal=True), words(text), bounds)
+        return Captioner(config, vision, text_tower(text, seen, causal=True), lm_head(text), bounds)
     if task == "visual-question-answering":
         if seen != d:
             raise ValueError(
-                f"{config.where}: who answers looks at the question as at a picture, so hidden_size must be the same "
+                f"{config.where}: the decoder attends to the question as to an image, so hidden_size must be the same "
                 f"in vision_config and text_config; it is {seen} and {d}"
             )
         encoder, decoder = text_tower(text, d), text_tower(text, d, causal=True)
-        return Answerer(config, vision, encoder, decoder, words(text), bounds)
+        return Answerer(config, vision, encoder, decoder, lm_head(text), bounds)
     if task == "image-text-matching":
         head = Matching(d, seen, config.int("image_text_hidden_size", 256))
         return Matcher(config, vision, text_tower(text, seen), head)
@@ -148,7 +131,7 @@ FAMILY = Family(
     model_type="blip",
     prefix="",
     build=build,
-    names=names,
+    names=BODY,
     tasks={
         "zero-shot-image-classification": Task(
             architecture="BlipModel",

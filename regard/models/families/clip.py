@@ -2,10 +2,13 @@
 
 Peculiar: texts are read causally and summed up in their end token; pictures are normed before the first block, and
 after the last one only cls is; a layer without bias brings both summaries to one width; likeness is scaled by a learnt
-number, stored as its logarithm. Blocks norm before each part. Either tower may be stored alone.
+number, stored as its logarithm. Blocks norm before each part. Either tower may be stored alone (that of texts reads the
+prompts of diffusion models), with or without the layer that brings its summary to the shared width.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import nn
 
@@ -13,13 +16,14 @@ from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.family import Concat, Family, Names, Task, nested
 from regard.models.model import Model
+from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import EndPooler
 from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
-__all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
+__all__ = ["FAMILY", "NORM", "TEXT_FAMILY", "VISION", "VISION_FAMILY", "vision_pooler", "vision_tower"]
 
 LAYER = "encoder.layers.{i}."
 BLOCKS: Names = {
@@ -50,9 +54,9 @@ HARMLESS = ("dropout", "projection_dim", "logit_scale_init_value")
 OLD_END = 2  # an eos_token_id from before anything read it: it is wrong, and a text ends in its largest id
 
 
-def block(config: Config, d: int, heads: int, inner: int) -> Block:
-    """A block of either tower. heads, inner: how many, and how wide feed-forward is, where nothing is said."""
-    eps, function = config.eps("layer_norm_eps", 1e-5), config.str("hidden_act", "quick_gelu")
+def block(config: Config, d: int, heads: int, inner: int, function: str = "quick_gelu") -> Block:
+    """A block of either tower. heads, inner, function: where config.json does not say."""
+    eps, function = config.eps("layer_norm_eps", 1e-5), config.str("hidden_act", function)
     heads, dropout = config.int("num_attention_heads", heads), config.float("attention_dropout", 0.0)
     return Block(
         MultiHeadAttention(d, heads, fused=True, dropout=dropout),
@@ -63,7 +67,7 @@ def block(config: Config, d: int, heads: int, inner: int) -> Block:
 
 
 def text_tower(config: Config) -> Tower:
-    """Words, their positions, and blocks that see nothing ahead."""
+    """Token embedding, positions and causal blocks."""
     d, eps = config.int("hidden_size", 512), config.eps("layer_norm_eps", 1e-5)
     positions = nn.Embedding(config.int("max_position_embeddings", 77), d)
     embed = Embedding(config.int("vocab_size", 49408), d, positions=positions)
@@ -72,7 +76,7 @@ def text_tower(config: Config) -> Tower:
 
 
 def vision_tower(config: Config) -> VisionTower:
-    """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
+    """Patches and blocks, without a norm at the end; LLaVA's, too."""
     d, eps = config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)
     patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 32), bias=False)
     embed = PatchEmbedding(patches, config.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
@@ -80,31 +84,31 @@ def vision_tower(config: Config) -> VisionTower:
 
 
 def text_pooler(config: Config) -> EndPooler:
-    """Where a text is summed up."""
+    """The pooler of texts."""
     end = config.int("eos_token_id", 49407, minimum=0)
     return EndPooler(None if end == OLD_END else end)
 
 
 def vision_pooler(config: Config) -> NormedFirst:
-    """What sums up a picture."""
+    """The pooler of images."""
     return NormedFirst(nn.LayerNorm(config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)))
 
 
-def tower_settings(config: Config, name: str) -> Config:
-    """Those of one tower. Where the older key stands beside the newer, transformers takes all of them from there."""
+def tower_config(config: Config, name: str) -> Config:
+    """The config of one tower: of the older key if both are there, as in transformers."""
     config.get(name)
     return config.sub_config(f"{name}_dict" if f"{name}_dict" in config else name)
 
 
 def build(config: Config, task: str) -> Model:
     """Both towers; to classify pictures, theirs."""
-    vision = tower_settings(config, "vision_config")
+    vision = tower_config(config, "vision_config")
     if task == "image-classification":
         for key in ("text_config", "text_config_dict"):
             config.get(key)  # of a tower that is not there
         scores = ImageLabels(vision.int("hidden_size", 768), config.num_labels(), pooling="mean")
         return VisionModel(config, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
-    text, e = tower_settings(config, "text_config"), config.int("projection_dim", 512)
+    text, e = tower_config(config, "text_config"), config.int("projection_dim", 512)
     return DualEncoder(
         config,
         SimilarityHead(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),
@@ -115,19 +119,38 @@ def build(config: Config, task: str) -> Model:
     )
 
 
-def names(config: Config) -> Names:
-    """Weights of both towers, and of the one that classifies."""
-    towers = nested(TEXT, "text.", "text_model.") | nested(VISION, "vision.", "vision_model.")
-    alone = nested(VISION, "tower.", "vision_model.")
-    return {**towers, **alone, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
+def build_text(config: Config, task: str) -> Model:
+    """The tower of texts alone."""
+    tower, pooler = text_tower(config), text_pooler(config)
+    if task == "feature-extraction":
+        return TextModel(config, tower, pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), text=config.int("hidden_size", 512))
+    return DualEncoder(config, head, text=tower, text_pooler=pooler)
 
+
+def build_vision(config: Config, task: str) -> Model:
+    """The tower of pictures alone."""
+    tower, pooler = vision_tower(config), vision_pooler(config)
+    if task == "feature-extraction":
+        return VisionModel(config, tower, pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
+    return DualEncoder(config, head, vision=tower, vision_pooler=pooler)
+
+
+# Both towers, or one: "text" and "vision" beside a head that compares them, "tower" elsewhere.
+NAMES: Names = {
+    **nested(TEXT, "text.", "text_model."),
+    **nested(VISION, "vision.", "vision_model."),
+    **nested(VISION, "tower.", "vision_model."),
+    **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")},
+}
 
 FAMILY = Family(
     title="CLIP",
     model_type="clip",
     prefix="",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "zero-shot-image-classification": Task(
             architecture="CLIPModel",
@@ -137,4 +160,30 @@ FAMILY = Family(
     },
     ignored=(r"embeddings\.position_ids$",),
     harmless=HARMLESS,
+)
+TEXT_FAMILY = replace(
+    FAMILY,
+    title="CLIP's text tower",
+    model_type="clip_text_model",
+    build=build_text,
+    names=nested(TEXT, "tower.", "text_model.") | nested(TEXT, "text.", "text_model."),
+    tasks={
+        "feature-extraction": Task(architecture="CLIPTextModel"),
+        "text-encoding": Task(architecture="CLIPTextModelWithProjection", names={"head.text": "text_projection"}),
+    },
+    moved={r"^(?=embeddings\.|encoder\.|final_)": "text_model."},  # which transformers 5 leaves out, and reads
+)
+VISION_FAMILY = replace(
+    FAMILY,
+    title="CLIP's picture tower",
+    model_type="clip_vision_model",
+    build=build_vision,
+    names={name: theirs for name, theirs in NAMES.items() if not name.startswith("text.")},
+    tasks={
+        "feature-extraction": Task(architecture="CLIPVisionModel"),
+        "image-encoding": Task(
+            architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}
+        ),
+    },
+    moved={r"^(?=embeddings\.|encoder\.|pre_|post_)": "vision_model."},
 )

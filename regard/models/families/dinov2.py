@@ -7,6 +7,9 @@ and the mean of the patches together; pictures of any size, the positions interp
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from torch import nn
 
 from regard.models.config import Config
@@ -29,15 +32,14 @@ NAMES: Names = {
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}norm2",
     "tower.blocks.{i}.feed_forward_scale": f"{LAYER}layer_scale2.lambda1",
 }
-PLAIN = {"w_in": "fc1", "w_out": "fc2"}
-GATED = {"w_in": "weights_in", "w_out": "weights_out"}  # gate over up, one matrix, as ours
 
 
 def names(config: Config) -> Names:
-    """ViT's, with scales, and a feed-forward that is called as what it is."""
-    called = GATED if config.bool("use_swiglu_ffn", False) else PLAIN
-    inside = {f"tower.blocks.{{i}}.feed_forward.{ours}": f"{LAYER}mlp.{theirs}" for ours, theirs in called.items()}
-    return {**NAMES, **inside}
+    """ViT's, with scales, and a feed-forward that is named by its kind."""
+    gated = config.bool("use_swiglu_ffn", False)
+    w_in, w_out = ("weights_in", "weights_out") if gated else ("fc1", "fc2")  # gate over up, one matrix, as ours
+    feed_forward = "tower.blocks.{i}.feed_forward."
+    return {**NAMES, f"{feed_forward}w_in": f"{LAYER}mlp.{w_in}", f"{feed_forward}w_out": f"{LAYER}mlp.{w_out}"}
 
 
 def feed_forward(config: Config, d: int) -> FeedForward:
@@ -79,20 +81,12 @@ def tower(config: Config, *, registers: int, patch: int) -> VisionTower:
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def build(config: Config, task: str) -> VisionModel:
+def build(config: Config, task: str, *, registers: bool = False) -> VisionModel:
     """The model for a task."""
-    return _model(config, task, tower(config, registers=0, patch=14))
-
-
-def build_with_registers(config: Config, task: str) -> VisionModel:
-    """The model for a task, with registers."""
-    return _model(config, task, tower(config, registers=config.int("num_register_tokens", 4), patch=16))
-
-
-def _model(config: Config, task: str, made: VisionTower) -> VisionModel:
     d, n = config.int("hidden_size"), config.num_labels()
+    count = config.int("num_register_tokens", 4) if registers else 0
     head = ImageLabels(2 * d, n, pooling="both") if task == "image-classification" else None
-    return VisionModel(config, made, pooler=True, head=head)
+    return VisionModel(config, tower(config, registers=count, patch=16 if registers else 14), pooler=True, head=head)
 
 
 # What the model says where it is the backbone of another; and how scales are drawn before training.
@@ -117,17 +111,16 @@ FAMILY = Family(
     },
     harmless=HARMLESS,
 )
-REGISTERS = Family(
+REGISTERS = replace(
+    FAMILY,
     title="DINOv2 with registers",
     model_type="dinov2_with_registers",
     prefix="dinov2_with_registers",
-    build=build_with_registers,
-    names=names,
+    build=partial(build, registers=True),
     tasks={
         "feature-extraction": Task(architecture="Dinov2WithRegistersModel"),
         "image-classification": Task(
             architecture="Dinov2WithRegistersForImageClassification", names={"head.score": "classifier"}
         ),
     },
-    harmless=HARMLESS,
 )

@@ -6,15 +6,14 @@ In training regard's block also drops out what attention adds, as BERT does and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from regard.models.config import Config
-from regard.models.family import Family, Names, Task
+from regard.models.families import bert
+from regard.models.family import Family, Heads, Names
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, Tower, encoder_block
-from regard.nn.heads import FirstToken, Labels, LanguageHead, Transform
+from regard.nn.heads import FirstToken, Labels
 
 __all__ = ["FAMILY"]
 
@@ -39,21 +38,11 @@ WORDS: Names = {
 EPS = 1e-12
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every DistilBERT."""
-    return NAMES
-
-
 def tower(config: Config) -> Tower:
     """Embedding and blocks."""
     d, dropout = config.int("dim"), config.float("dropout", 0.1)
-    embed = Embedding(
-        config.int("vocab_size"),
-        d,
-        positions=nn.Embedding(config.int("max_position_embeddings"), d),
-        norm=nn.LayerNorm(d, EPS),
-        dropout=dropout,
-    )
+    positions, norm = nn.Embedding(config.int("max_position_embeddings"), d), nn.LayerNorm(d, EPS)
+    embed = Embedding(config.int("vocab_size"), d, positions=positions, norm=norm, dropout=dropout)
 
     def block() -> Block:
         return encoder_block(
@@ -69,26 +58,18 @@ def tower(config: Config) -> Tower:
     return Tower(embed, [block() for _ in range(config.layers("n_layers"))], causal=False)
 
 
-def words(config: Config) -> LanguageHead:
-    """The masked LM: transformed vectors scored against the token table, or one of its own."""
-    d, vocabulary = config.int("dim"), config.int("vocab_size")
-    transform = Transform(d, d, config.str("activation", "gelu"), nn.LayerNorm(d, EPS))
-    return LanguageHead(vocabulary, None if config.tie_word_embeddings() else d, transform=transform, bias=True)
-
-
 def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, n = config.int("dim"), config.num_labels()
+    d, n, function = config.int("dim"), config.num_labels(), config.str("activation", "gelu")
     text, answer = config.float("seq_classif_dropout", 0.2), config.float("qa_dropout", 0.1)
     config.only("tie_weights_", True)  # the first models say so; `tie_word_embeddings` is what is read now
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill-mask": lambda: words(config),
+    heads: Heads = {
+        "fill-mask": lambda: bert.lm_head(config, d, function, nn.LayerNorm(d, EPS)),
         "text-classification": lambda: FirstToken(d, n, "relu", dropout=text),
         "token-classification": lambda: Labels(d, n, pooled=False, dropout=config.float("dropout", 0.1)),
         "question-answering": lambda: Labels(d, 2, pooled=False, dropout=answer),
-        "feature-extraction": lambda: None,
     }
-    return TextModel(config, tower(config), head=heads[task]())
+    return TextModel(config, tower(config), head=heads[task]() if task in heads else None)
 
 
 FAMILY = Family(
@@ -96,23 +77,13 @@ FAMILY = Family(
     model_type="distilbert",
     prefix="distilbert",
     build=build,
-    names=names,
-    tasks={
-        "feature-extraction": Task(architecture="DistilBertModel"),
-        "fill-mask": Task(
-            architecture="DistilBertForMaskedLM",
-            names=WORDS,
-            copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
-        ),
-        "text-classification": Task(
-            architecture="DistilBertForSequenceClassification",
-            names={"head.dense": "pre_classifier", "head.score": "classifier"},
-        ),
-        "token-classification": Task(
-            architecture="DistilBertForTokenClassification", names={"head.score": "classifier"}
-        ),
-        "question-answering": Task(architecture="DistilBertForQuestionAnswering", names={"head.score": "qa_outputs"}),
-    },
+    names=NAMES,
+    tasks=bert.tasks(
+        "DistilBert",
+        WORDS,
+        {"vocab_projector.weight": "embeddings.word_embeddings.weight"},
+        text={"head.dense": "pre_classifier", "head.score": "classifier"},
+    ),
     ignored=(r"embeddings\.position_ids$", r"^vocab_projector\.weight$"),
     # Sines and cosines or not, the table of positions is in the checkpoint.
     harmless=("sinusoidal_pos_embds",),

@@ -6,17 +6,18 @@ for a replaced one (task "replaced-token-detection"); the generator is a masked 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Names, Task
+from regard.models.family import Family, Heads, Names, Task
 from regard.models.text import TextModel
-from regard.nn.blocks import Block, Embedding, Tower, activation, encoder_block
-from regard.nn.heads import FirstToken, HeadInput, Labels, LanguageHead, Transform
+from regard.nn.blocks import activation
+from regard.nn.heads import FirstToken, HeadInput, Labels, LanguageHead
 from regard.nn.linear import Linear
 
 __all__ = ["FAMILY"]
@@ -24,6 +25,22 @@ __all__ = ["FAMILY"]
 NAMES: Names = {
     **{ours: theirs for ours, theirs in bert.NAMES.items() if not ours.startswith("pooler.")},
     "tower.embed.widen": "embeddings_project",
+}
+
+
+WORDS: Names = {
+    "head.transform.dense": "generator_predictions.dense",
+    "head.transform.norm": "generator_predictions.LayerNorm",
+    "head.words": "generator_lm_head",
+    "head.bias": "generator_lm_head.bias",
+}
+USUAL = {
+    "hidden_size": 256,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 12,
 }
 
 
@@ -38,60 +55,33 @@ class ReplacedTokens(nn.Module):
         """→ (B, N)."""
         return cast(Tensor, self.score(self.function(self.dense(seen.last_hidden_state)))).squeeze(-1)
 
-
-def names(config: Config) -> Names:
-    """The body's weights, the same in every ELECTRA."""
-    return NAMES
-
-
-def tower(config: Config) -> Tower:
-    """Embedding and blocks."""
-    d, e = config.int("hidden_size", 256), config.int("embedding_size", 128)
-    eps, dropout = config.eps("layer_norm_eps", 1e-12), config.float("hidden_dropout_prob", 0.1)
-    config.only("position_embedding_type", "absolute")
-    embed = Embedding(
-        config.int("vocab_size", 30522),
-        e,
-        positions=nn.Embedding(config.int("max_position_embeddings", 512), e),
-        types=config.int("type_vocab_size", 2, minimum=0),
-        norm=nn.LayerNorm(e, eps),
-        widen=d if d != e else None,
-        dropout=dropout,
-    )
-
-    def block() -> Block:
-        return encoder_block(
-            d,
-            config.int("num_attention_heads", 4),
-            config.int("intermediate_size", 1024),
-            config.str("hidden_act", "gelu"),
-            eps=eps,
-            dropout=dropout,
-            attention_dropout=config.float("attention_probs_dropout_prob", 0.1),
-        )
-
-    return Tower(embed, [block() for _ in range(config.layers("num_hidden_layers", 12))], causal=False)
+    def loss(self, logits: Tensor, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """Binary cross-entropy of labels (B, N), 1 = replaced, without padding."""
+        if labels is None or labels.shape != logits.shape:
+            got = None if labels is None else tuple(labels.shape)
+            raise ValueError(f"labels must be {tuple(logits.shape)} as input_ids, 1 = replaced, got {got}")
+        real = torch.ones_like(logits, dtype=torch.bool) if attention_mask is None else attention_mask
+        return binary_cross_entropy_with_logits(logits[real], labels[real].to(logits))
 
 
 def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, e = config.int("hidden_size", 256), config.int("embedding_size", 128)
+    d, e = config.int("hidden_size", USUAL["hidden_size"]), config.int("embedding_size", 128)
     dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
 
-    def lm_head() -> LanguageHead:
-        transform = Transform(d, e, "gelu", nn.LayerNorm(e, config.eps("layer_norm_eps", 1e-12)))
-        own_table = None if config.tie_word_embeddings() else e
-        return LanguageHead(config.int("vocab_size", 30522), own_table, transform=transform, bias=True)
+    def words() -> LanguageHead:
+        norm = nn.LayerNorm(e, config.eps("layer_norm_eps", 1e-12))
+        return bert.lm_head(config, d, "gelu", norm, vocabulary=USUAL["vocab_size"])
 
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "feature-extraction": lambda: None,
+    heads: Heads = {
         "replaced-token-detection": lambda: ReplacedTokens(d, config.str("hidden_act", "gelu")),
-        "fill-mask": lm_head,
+        "fill-mask": words,
         "text-classification": lambda: FirstToken(d, config.num_labels(), "gelu", before=dropout, dropout=dropout),
         "token-classification": lambda: Labels(d, config.num_labels(), pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
     }
-    return TextModel(config, tower(config), head=heads[task]())
+    tower = bert.tower(config, narrow=None if d == e else e, usual=USUAL)
+    return TextModel(config, tower, head=heads[task]() if task in heads else None)
 
 
 FAMILY = Family(
@@ -99,9 +89,11 @@ FAMILY = Family(
     model_type="electra",
     prefix="electra",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
-        "feature-extraction": Task(architecture="ElectraModel"),
+        **bert.tasks(
+            "Electra", WORDS, {"generator_lm_head.weight": "embeddings.word_embeddings.weight"}, text=bert.OUT_PROJ
+        ),
         "replaced-token-detection": Task(
             architecture="ElectraForPreTraining",
             names={
@@ -109,22 +101,6 @@ FAMILY = Family(
                 "head.score": "discriminator_predictions.dense_prediction",
             },
         ),
-        "fill-mask": Task(
-            architecture="ElectraForMaskedLM",
-            names={
-                "head.transform.dense": "generator_predictions.dense",
-                "head.transform.norm": "generator_predictions.LayerNorm",
-                "head.words": "generator_lm_head",
-                "head.bias": "generator_lm_head.bias",
-            },
-            copies={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
-        ),
-        "text-classification": Task(
-            architecture="ElectraForSequenceClassification",
-            names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},
-        ),
-        "token-classification": Task(architecture="ElectraForTokenClassification", names={"head.score": "classifier"}),
-        "question-answering": Task(architecture="ElectraForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"embeddings\.position_ids$", r"^generator_lm_head\.weight$"),
     # The summary is for multiple choice.

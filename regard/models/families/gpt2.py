@@ -32,38 +32,23 @@ NAMES: Names = {
 SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every GPT-2."""
-    return NAMES
-
-
 def tower(config: Config) -> Tower:
     """Embedding and blocks."""
     d, eps = config.int("n_embd"), config.eps("layer_norm_epsilon", 1e-5)
     heads, inner = config.int("n_head"), config.int("n_inner", 4 * d)
-    added = config.float("resid_pdrop", 0.1)
     shrinking = config.bool("scale_attn_by_inverse_layer_idx", False)
     scale = (d // heads) ** -0.5 if config.bool("scale_attn_weights", True) else 1.0
-    embed = Embedding(
-        config.int("vocab_size"),
-        d,
-        positions=nn.Embedding(config.int("n_positions"), d),
-        dropout=config.float("embd_pdrop", 0.1),
-    )
+    positions = nn.Embedding(config.int("n_positions"), d)
+    embed = Embedding(config.int("vocab_size"), d, positions=positions, dropout=config.float("embd_pdrop", 0.1))
 
     def block(number: int) -> Block:
+        factor = scale / (number + 1) if shrinking else scale
         return Block(
-            MultiHeadAttention(
-                d,
-                heads,
-                fused=True,
-                dropout=config.float("attn_pdrop", 0.1),
-                scale=scale / (number + 1) if shrinking else scale,
-            ),
+            MultiHeadAttention(d, heads, fused=True, dropout=config.float("attn_pdrop", 0.1), scale=factor),
             FeedForward(d, inner, config.str("activation_function", "gelu_new")),
             [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
             norm_first=True,
-            dropout=added,
+            dropout=config.float("resid_pdrop", 0.1),
         )
 
     blocks = [block(number) for number in range(config.layers("n_layer"))]
@@ -89,7 +74,7 @@ FAMILY = Family(
     model_type="gpt2",
     prefix="transformer",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="GPT2Model"),
         "text-generation": Task(

@@ -15,7 +15,7 @@ from regard.models.families import clip, llama
 from regard.models.family import Concat, Family, Names, Squeeze, Task, nested
 from regard.models.flamingo import FlamingoModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, FeedForward
+from regard.nn.blocks import FeedForward
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Joined, JoinedTable
 from regard.nn.vision import (
@@ -82,20 +82,12 @@ def vision_tower(config: Config) -> VisionTower:
     d, eps = config.int("embed_dim", 768), config.eps("layer_norm_eps", 1e-5)
     patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 14), bias=False)
     embed = PatchEmbedding(patches, config.pair("image_size", 224), stretch=STRETCH, norm=nn.LayerNorm(d, eps))
-    heads, inner = config.int("num_attention_heads", 16), config.int("intermediate_size", 5120)
-    dropout, function = config.float("attention_dropout", 0.0), config.str("hidden_act", "gelu")
-
-    def block() -> Block:
-        attention = MultiHeadAttention(d, heads, fused=True, dropout=dropout)
-        return Block(
-            attention, FeedForward(d, inner, function), [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True
-        )
-
-    return VisionTower(embed, [block() for _ in range(config.layers("num_hidden_layers", 32))])
+    blocks = [clip.block(config, d, 16, 5120, "gelu") for _ in range(config.layers("num_hidden_layers", 32))]
+    return VisionTower(embed, blocks)
 
 
 def resampler(config: Config, d: int) -> Resampler:
-    """What gathers a picture's vectors, d wide."""
+    """The resampler of image vectors, d wide."""
     heads, size = config.int("resampler_n_heads", 16), config.int("resampler_head_dim", 96)
     normed = config.bool("qk_layer_norms_perceiver", False)
 
@@ -108,14 +100,14 @@ def resampler(config: Config, d: int) -> Resampler:
     return Resampler(config.int("resampler_n_latents", 64), d, blocks)
 
 
-def look(config: Config, d: int, d_picture: int) -> GatedLook:
-    """A look of words, d wide, at pictures."""
+def look(config: Config, d: int, d_image: int) -> GatedLook:
+    """Cross-attention of tokens, d wide, to images."""
     heads, eps = config.int("num_attention_heads", 32), config.eps("rms_norm_eps", 1e-6)
     dropout, size = config.float("dropout", 0.0), d // heads
     norms = (nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)) if config.bool("qk_layer_norms", False) else None
     inner, function = config.int("intermediate_size", 11008), config.str("hidden_act", "silu")
     return GatedLook(
-        MultiHeadAttention(d, heads, d_context=d_picture, bias=False, head_norms=norms, dropout=dropout),
+        MultiHeadAttention(d, heads, d_context=d_image, bias=False, head_norms=norms, dropout=dropout),
         FeedForward(d, inner, function, gated=True, bias=False),
         [nn.RMSNorm(d, eps), nn.RMSNorm(d, eps)],
         gates=d if config.str("alpha_type", "float") == "vector" else 1,

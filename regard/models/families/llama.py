@@ -31,13 +31,8 @@ NAMES: Names = {
 }
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every LLaMA."""
-    return NAMES
-
-
-def tower(config: Config, turning: Rotary) -> Tower:
-    """Embedding and blocks. turning: the positions."""
+def tower(config: Config, positions: Rotary) -> Tower:
+    """Embedding and blocks."""
     d, eps = config.int("hidden_size", 4096), config.eps("rms_norm_eps", 1e-6)
     heads, inner = config.int("num_attention_heads", 32), config.int("intermediate_size", 11008)
     attention_bias, mlp_bias = config.bool("attention_bias", False), config.bool("mlp_bias", False)
@@ -48,10 +43,10 @@ def tower(config: Config, turning: Rotary) -> Tower:
                 d,
                 heads,
                 num_kv_heads=config.int("num_key_value_heads", heads),
-                head_dim=turning.dim,
+                head_dim=positions.dim,
                 bias=attention_bias,
                 fused=True,
-                position=turning,
+                position=positions,
                 dropout=config.float("attention_dropout", 0.0),
             ),
             FeedForward(d, inner, config.str("hidden_act", "silu"), gated=True, bias=mlp_bias),
@@ -65,13 +60,13 @@ def tower(config: Config, turning: Rotary) -> Tower:
 
 
 def decoder(config: Config, task: str, *, tied: bool) -> TextModel:
-    """The model for a task, alone or beside another tower. tied: are words scored with the table that embeds them.
+    """The model for a task, alone or beside another tower. tied: does the lm_head share the token embedding.
 
-    What settings leave out is as in the first LLaMA of 7 billion weights: LLaVA's say little of their LLaMA.
+    Defaults are those of the first LLaMA of 7 billion weights: LLaVA's config.json says little of its LLaMA.
     """
     d, heads = config.int("hidden_size", 4096), config.int("num_attention_heads", 32)
     trained = config.int("max_position_embeddings", 2048)
-    turning = rotary(config, config.int("head_dim", d // heads), max_positions=trained)
+    positions = rotary(config, config.int("head_dim", d // heads), max_positions=trained)
     config.only("rope_interleaved", False)
     head = decoder_head(
         task,
@@ -81,7 +76,7 @@ def decoder(config: Config, task: str, *, tied: bool) -> TextModel:
         tied=tied,
         dropout=config.float("classifier_dropout", config.float("hidden_dropout", 0.1)),
     )
-    return TextModel(config, tower(config, turning), head=head, max_positions=reach(turning, trained))
+    return TextModel(config, tower(config, positions), head=head, max_positions=reach(positions, trained))
 
 
 def build(config: Config, task: str) -> TextModel:
@@ -94,7 +89,7 @@ FAMILY = Family(
     model_type="llama",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="LlamaModel"),
         "text-generation": Task(

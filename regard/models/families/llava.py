@@ -61,12 +61,9 @@ def build(config: Config, task: str) -> VisionLanguageModel:
 
 
 def placeholder(config: Config, vocabulary: int) -> int:
-    """The token that stands for a picture: image_token_index, or image_token_id, as `transformers` 5 also calls it.
+    """The token that stands for an image: image_token_index, or image_token_id, as `transformers` 5 also calls it.
 
-    >>> placeholder(Config({"image_token_id": 7}), 11), placeholder(Config({}), 32064)
-    (7, 32000)
-
-    vocabulary: how many tokens there are. Raises ValueError for two that differ, and for one beyond the vocabulary.
+    Raises ValueError for two that differ, and for one beyond the vocabulary.
     """
     index, number = config.get("image_token_index"), config.get("image_token_id")
     if index is not None and number is not None and index != number:
@@ -80,19 +77,11 @@ def placeholder(config: Config, vocabulary: int) -> int:
 
 
 def feature_layers(config: Config) -> list[int]:
-    """After which blocks the picture's vectors are taken: one number, or a list of them.
-
-    >>> feature_layers(Config({"vision_feature_layer": [-2, 5]})), feature_layers(Config({}))
-    ([-2, 5], [-2])
-
-    Raises ValueError for anything else.
-    """
-    given = config.get("vision_feature_layer", -2)
-    layers = given if isinstance(given, list) else [given]
+    """After which blocks the image's vectors are taken. Raises ValueError unless it is an integer or a list of them."""
+    value = config.get("vision_feature_layer", -2)
+    layers = value if isinstance(value, list) else [value]
     if not layers or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
-        raise ValueError(
-            f"{config.where}: vision_feature_layer must be a whole number, or a list of them, got {given!r}"
-        )
+        raise ValueError(f"{config.where}: vision_feature_layer must be an integer or a list of them, got {value!r}")
     return layers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, words
+from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, lm_head
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Family, Names, Task
 from regard.nn.blocks import Embedding, Waves
@@ -42,7 +42,7 @@ def build(config: Config, task: str) -> EncoderDecoder:
     decoder = tower(config, "decoder", embed(target), "gelu")
     if shared:
         decoder.embed.tokens = encoder.embed.tokens
-    head = words(target, None if config.tie_word_embeddings() else d) if task == "text2text-generation" else None
+    head = lm_head(target, None if config.tie_word_embeddings() else d) if task == "text2text-generation" else None
     start = config.int("decoder_start_token_id", 58100, minimum=0)
     return EncoderDecoder(config, encoder, decoder, start=start, rereads=False, head=head)
 

@@ -10,12 +10,10 @@ they are hidden. A grid smaller than a window, which it cannot read, is read wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from regard.models.config import MAX_LAYERS, Config
-from regard.models.family import Concat, Family, Names, Squeeze, Task
+from regard.models.family import Concat, Family, Heads, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
@@ -43,11 +41,6 @@ NAMES: Names = {
 }
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every Swin."""
-    return NAMES
-
-
 def depths_and_heads(config: Config) -> tuple[list[int], list[int]]:
     """How many blocks each stage has, and how many heads. Raises ValueError where they are of unlike many stages."""
     depths, heads = config.ints("depths", [2, 2, 6, 2]), config.ints("num_heads", [3, 6, 12, 24])
@@ -63,17 +56,11 @@ def depths_and_heads(config: Config) -> tuple[list[int], list[int]]:
     return depths, heads
 
 
-def last_width(config: Config) -> int:
-    """Width of the last stage's vectors."""
-    return config.int("embed_dim", 96) << len(depths_and_heads(config)[0]) - 1
-
-
-def embedding(config: Config, *, masked: bool) -> WindowEmbedding:
-    """Patches, with positions where the settings want them. masked: with a token for hidden patches."""
+def embedding(config: Config, d: int, *, masked: bool) -> WindowEmbedding:
+    """Patches, with positions if config.json says so. masked: with a token for hidden patches."""
     for key in ("patch_norm", "path_norm"):  # the second is a slip of the pen in the published config files
         config.only(key, True)
-    channels, d = config.int("num_channels", 3), config.int("embed_dim", 96)
-    patches = PatchProjection(channels, d, config.pair("patch_size", 4), padded=True)
+    patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 4), padded=True)
     pixels = config.pair("image_size", 224)
     learnt = pixels if config.bool("use_absolute_embeddings", False) else None
     return WindowEmbedding(patches, learnt, masked=masked, dropout=config.float("hidden_dropout_prob", 0.0))
@@ -81,12 +68,12 @@ def embedding(config: Config, *, masked: bool) -> WindowEmbedding:
 
 def tower(config: Config, *, masked: bool) -> WindowTower:
     """Patches and stages. masked: with a token for hidden patches."""
-    depths, heads = depths_and_heads(config)
+    (depths, heads), width = depths_and_heads(config), config.int("embed_dim", 96)
     window, eps = config.int("window_size", 7), config.eps("layer_norm_eps", 1e-5)
     rate = config.float("drop_path_rate", 0.1)
 
     def block(stage: int, number: int) -> WindowBlock:
-        d, before = config.int("embed_dim", 96) << stage, sum(depths[:stage]) + number
+        d, before = width << stage, sum(depths[:stage]) + number
         attention = MultiHeadAttention(
             d,
             heads[stage],
@@ -107,22 +94,23 @@ def tower(config: Config, *, masked: bool) -> WindowTower:
 
     def stage(number: int) -> Stage:
         blocks = [block(number, i) for i in range(depths[number])]
-        last = number + 1 == len(depths)
-        return Stage(blocks, window, None if last else Merging(config.int("embed_dim", 96) << number))
+        return Stage(blocks, window, None if number + 1 == len(depths) else Merging(width << number))
 
     stages = [stage(number) for number in range(len(depths))]
-    return WindowTower(embedding(config, masked=masked), stages, norm=nn.LayerNorm(last_width(config), eps))
+    norm = nn.LayerNorm(width << len(depths) - 1, eps)
+    return WindowTower(embedding(config, width, masked=masked), stages, norm=norm)
 
 
 def build(config: Config, task: str) -> VisionModel:
     """The model for a task."""
-    d, channels = last_width(config), config.int("num_channels", 3)
-    heads: dict[str, Callable[[], nn.Module | None]] = {
+    d = config.int("embed_dim", 96) << len(depths_and_heads(config)[0]) - 1  # of the last stage
+    channels = config.int("num_channels", 3)
+    heads: Heads = {
         "image-classification": lambda: ImageLabels(d, config.num_labels(), pooling="mean"),
         "masked-image-modeling": lambda: PixelReconstruction(d, config.int("encoder_stride", 32), channels),
-        "feature-extraction": lambda: None,
     }
-    return VisionModel(config, tower(config, masked=task == "masked-image-modeling"), pooler=Mean(), head=heads[task]())
+    body, head = tower(config, masked=task == "masked-image-modeling"), heads[task]() if task in heads else None
+    return VisionModel(config, body, pooler=Mean(), head=head)
 
 
 FAMILY = Family(
@@ -130,7 +118,7 @@ FAMILY = Family(
     model_type="swin",
     prefix="swin",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="SwinModel"),
         "image-classification": Task(architecture="SwinForImageClassification", names={"head.score": "classifier"}),

@@ -7,13 +7,13 @@ v1.0: ReLU, and words are scored with the table that embeds them, times 1/√d. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from torch import nn
 
 from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import Concat, Family, Names, Task
+from regard.models.family import Concat, Family, Heads, Names, Task
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
@@ -61,7 +61,7 @@ def _feed_forward(config: Config) -> tuple[str, bool]:
 
 
 def tower(config: Config, layers: int, *, decoder: bool) -> Tower:
-    """One side, its blocks sharing one table of distances."""
+    """Encoder or decoder, its blocks sharing one table of distances."""
     d, heads, width = config.int("d_model"), config.int("num_heads"), config.int("d_kv")
     eps, dropout = config.eps("layer_norm_epsilon", 1e-6), config.float("dropout_rate", 0.1)
     inner, (function, gated) = config.int("d_ff"), _feed_forward(config)
@@ -112,17 +112,14 @@ def build(config: Config, task: str) -> Model:
     d, layers, tied = config.int("d_model"), config.layers("num_layers"), config.tie_word_embeddings()
     depth, dropout = config.layers("num_decoder_layers", layers), config.float("classifier_dropout", 0.0)
     scale = d**-0.5 if config.bool("scale_decoder_outputs", tied) else 1.0
-    heads: dict[str, Callable[[], nn.Module | None]] = {
+    end = config.int("eos_token_id", 1, minimum=0)
+    heads: Heads = {
         "text2text-generation": lambda: LanguageHead(config.int("vocab_size"), None if tied else d, scale=scale),
-        "text-classification": lambda: EndToken(
-            d, config.num_labels(), config.int("eos_token_id", 1, minimum=0), dropout=dropout
-        ),
+        "text-classification": lambda: EndToken(d, config.num_labels(), end, dropout=dropout),
         "token-classification": lambda: Labels(d, config.num_labels(), pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
-        "text-encoding": lambda: None,
-        "feature-extraction": lambda: None,
     }
-    encoder, head = tower(config, layers, decoder=False), heads[task]()
+    encoder, head = tower(config, layers, decoder=False), heads[task]() if task in heads else None
     if task in ("text-encoding", "token-classification"):
         return TextModel(config, encoder, head=head)
     decoder = tower(config, depth, decoder=True)

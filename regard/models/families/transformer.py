@@ -49,11 +49,6 @@ BLOCKS: Names = {**_blocks("encoder"), **_blocks("decoder")}
 NAMES: Names = {**BLOCKS, "encoder.embed.tokens": "shared"}
 
 
-def names(config: Config) -> Names:
-    """The body's weights, the same in every Transformer."""
-    return NAMES
-
-
 def tower(config: Config, side: str, embed: Embedding, function: str) -> Tower:
     """One side. side: "encoder" or "decoder".  function: the activation where config.json names none."""
     d, heads = config.int("d_model"), config.int(f"{side}_attention_heads")
@@ -107,7 +102,7 @@ FAMILY = Family(
     model_type="transformer",
     prefix="model",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="TransformerBody"),
         "text2text-generation": Task(architecture="Transformer"),
@@ -134,14 +129,24 @@ def transformer(
     >>> sum(p.numel() for p in base.parameters())
     63082496
 
-    vocabulary: how many tokens, of both languages.  start, end, pad: ids of the tokens that the decoder begins with,
-    that ends a text, and that fills a batch, where there are such.  layers: blocks on each side.
-    dropout: on embeddings and on what each part adds, in training only. The big model: d_model=1024, num_heads=16,
-    d_ff=4096, dropout=0.3.
-
     Weights are drawn as the authors drew them: matrices uniformly by Xavier, each of query, key and value by itself,
     embeddings with variance 1/d, biases 0. `save` writes what `regard.load` opens; `transformers` has no such model.
-    Raises ValueError or TypeError for sizes that are none, or do not fit each other.
+    The big model: d_model=1024, num_heads=16, d_ff=4096, dropout=0.3.
+
+    Args:
+        vocabulary: how many tokens, of both languages.
+        start: id of the token that the decoder begins with.
+        end: id of the token that ends a text, if there is one.
+        pad: id of the token that fills a batch, if there is one.
+        d_model: width.
+        num_heads: of each attention.
+        layers: blocks on each side.
+        d_ff: inner width of the feed-forward.
+        dropout: on embeddings and on what each part adds, in training only.
+
+    Raises:
+        TypeError: a size that is no integer.
+        ValueError: sizes that are out of range or do not fit each other.
     """
     size = check_int("vocabulary", vocabulary, 1)
     for name, token in (("start", start), ("end", end), ("pad", pad)):
@@ -166,18 +171,12 @@ def transformer(
     }
     model = build(Config(values, "transformer(…)"), "text2text-generation")
     model.family, model.task = FAMILY, "text2text-generation"
-    _draw(model)
-    return model
-
-
-@torch.no_grad()
-def _draw(model: nn.Module) -> None:
-    """First weights; norms have theirs, 1 and 0, already."""
-    for module in model.modules():
+    for module in model.modules():  # norms have their first weights, 1 and 0, already
         if isinstance(module, nn.Linear):
             rows = module.rows if isinstance(module, Joined) else (module.out_features,)
-            for matrix in torch.split(module.weight, list(rows)):
+            for matrix in torch.split(module.weight.data, list(rows)):
                 nn.init.xavier_uniform_(matrix)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    return model

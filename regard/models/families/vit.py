@@ -1,24 +1,29 @@
 """ViT (Dosovitskiy et al. 2020): an encoder of pictures, which reads patches of 16 × 16 pixels as words.
 
 Peculiar: a learned token, cls, stands before the patches and sums them up; positions are learnt for one size of picture
-and interpolated for others; blocks norm before each part and once more at the end.
+and interpolated for others; blocks norm before each part and once more at the end. DeiT (Touvron et al. 2020) learnt
+from a teacher through a second token beside cls, with a head of its own whose scores are averaged with those of cls;
+checkpoints without it ("facebook/deit-base-patch16-224") say that they are ViTs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.models.config import Config
-from regard.models.family import Concat, Family, Names, Squeeze, Task
+from regard.models.family import Concat, Family, Heads, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward
 from regard.nn.heads import Pooler
-from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, PixelReconstruction, VisionTower
+from regard.nn.linear import Linear
+from regard.nn.vision import ImageLabels, PatchEmbedding, PatchGrid, PatchProjection, PixelReconstruction, VisionTower
 
-__all__ = ["FAMILY", "NAMES", "rebuilding", "tower"]
+__all__ = ["DEIT", "FAMILY", "NAMES"]
 
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
@@ -35,11 +40,6 @@ NAMES: Names = {
     "tower.norm": "layernorm",
     "pooler.dense": "pooler.dense",
 }
-
-
-def names(config: Config) -> Names:
-    """The body's weights, the same in every ViT."""
-    return NAMES
 
 
 def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTower:
@@ -66,23 +66,31 @@ def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTow
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def rebuilding(config: Config) -> PixelReconstruction:
-    """The head of masked image modelling."""
-    channels = config.int("num_channels", 3)
-    return PixelReconstruction(config.int("hidden_size"), config.int("encoder_stride", 16), channels)
+class AveragedLabels(nn.Module):
+    """The mean of what two heads say, one of cls, one of the token that learnt from the teacher (DeiT)."""
+
+    def __init__(self, d: int, labels: int) -> None:
+        super().__init__()
+        self.score, self.taught = Linear(d, labels), Linear(d, labels)
+
+    def forward(self, hidden: Tensor, before: int, grid: PatchGrid) -> Tensor:
+        """(B, N, d) → (B, labels)."""
+        return cast(Tensor, (self.score(hidden[:, 0]) + self.taught(hidden[:, 1])) / 2)
 
 
-def build(config: Config, task: str) -> VisionModel:
+def build(config: Config, task: str, *, distilled: bool = False) -> VisionModel:
     """The model for a task."""
-    d = config.int("hidden_size")
+    d, n = config.int("hidden_size"), config.num_labels()
     out, function = config.int("pooler_output_size", d), config.str("pooler_act", "tanh")
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "image-classification": lambda: ImageLabels(d, config.num_labels()),
-        "masked-image-modeling": lambda: rebuilding(config),
-        "feature-extraction": lambda: None,
+    stride, channels = config.int("encoder_stride", 16), config.int("num_channels", 3)
+    heads: Heads = {
+        "image-classification": lambda: AveragedLabels(d, n) if distilled else ImageLabels(d, n),
+        "image-classification-cls": lambda: ImageLabels(d, n),
+        "masked-image-modeling": lambda: PixelReconstruction(d, stride, channels),
     }
     pooler = Pooler(d, function, out=out) if task == "feature-extraction" else False
-    return VisionModel(config, tower(config, masked=task == "masked-image-modeling"), pooler=pooler, head=heads[task]())
+    body = tower(config, masked=task == "masked-image-modeling", distilled=distilled)
+    return VisionModel(config, body, pooler=pooler, head=heads[task]() if task in heads else None)
 
 
 FAMILY = Family(
@@ -90,7 +98,7 @@ FAMILY = Family(
     model_type="vit",
     prefix="vit",
     build=build,
-    names=names,
+    names=NAMES,
     tasks={
         "feature-extraction": Task(architecture="ViTModel"),
         "image-classification": Task(architecture="ViTForImageClassification", names={"head.score": "classifier"}),
@@ -98,4 +106,21 @@ FAMILY = Family(
     },
     harmless=("encoder_stride", "pooler_act", "pooler_output_size"),
     ignored=(r"embeddings\.mask_token$",),  # beside tasks that hide no patch
+)
+DEIT = replace(
+    FAMILY,
+    title="DeiT",
+    model_type="deit",
+    prefix="deit",
+    build=partial(build, distilled=True),
+    names={**NAMES, "tower.embed.distillation": Squeeze("embeddings.distillation_token", 2)},
+    tasks={
+        "feature-extraction": Task(architecture="DeiTModel"),
+        "image-classification": Task(
+            architecture="DeiTForImageClassificationWithTeacher",
+            names={"head.score": "cls_classifier", "head.taught": "distillation_classifier"},
+        ),
+        "image-classification-cls": Task(architecture="DeiTForImageClassification", names={"head.score": "classifier"}),
+        "masked-image-modeling": Task(architecture="DeiTForMaskedImageModeling", names={"head.score": "decoder.0"}),
+    },
 )
