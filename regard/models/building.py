@@ -10,11 +10,10 @@ import torch
 
 from regard.checks import check_int
 from regard.models.config import Config
-from regard.models.family import Family
+from regard.models.family import Family, empty, places
 from regard.models.initialization import initialize
 from regard.models.loading import DTYPES, FAMILIES, family_of
 from regard.models.model import Model
-from regard.models.family import empty, places
 from regard.parsing import read_json
 
 __all__ = ["build"]

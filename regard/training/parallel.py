@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from regard.models.family import empty
 from regard.models.model import Model
 from regard.models.tensor_parallel import gather, parallelize
-from regard.models.family import empty
 from regard.nn.blocks import Block
 from regard.training.config import TrainConfig
 
