@@ -25,7 +25,7 @@ from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.placement import ImagePatches
 from regard.lens.view import View
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
 from regard.session.head_weights import (
     FEW_CELLS,
@@ -60,7 +60,6 @@ from regard.session.protocol import (
 from regard.session.ranking import SeenLayer, opening_of
 from regard.session.sentences import WARNING, sentence
 from regard.session.session import Session
-from regard.stages import Lang
 
 VERSION = 1
 FIRST_LABELS = 4096  # in the overview

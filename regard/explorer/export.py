@@ -14,8 +14,8 @@ from pathlib import Path
 
 from regard.atomic_files import atomic_file, check_target
 from regard.explorer.export_data import carried
+from regard.locale import Lang
 from regard.session.session import Session
-from regard.stages import Lang
 
 IMPORT = re.compile(
     r"""^import\s+(?:(?P<what>[^"';]+?)\s+from\s+)?["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE | re.DOTALL

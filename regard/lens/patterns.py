@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from regard.lens.measures.weights import Weights
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.masks.mask import TileGrid
 from regard.masks.rules import read_offset
 from regard.masks.token_masks import at_positions
-from regard.stages import Lang
 
 __all__ = ["CALLED", "KEYS", "MEANING", "NAMES", "THRESHOLDS", "Patterns", "label", "label_rest", "measure"]
 
