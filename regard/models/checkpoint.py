@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.parsing import Refusal, parsed, read_json
+from regard.files import Refusal, parsed, read_json
 from regard.safetensors_file import Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
 # Of https://github.com/haotian-liu/LLaVA, which names the language model; transformers' own classes do not.

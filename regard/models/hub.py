@@ -7,7 +7,7 @@ import re
 import reprlib
 from pathlib import Path
 
-from regard.atomic_files import recover
+from regard.files import recover
 from regard.models.checkpoint import INDEX, SINGLE, conversion, read_side, refuse_foreign, weight_files
 
 __all__ = ["IMAGES", "POOLING", "TOKENIZER", "find"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
+from regard.files import atomic_file
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import atlas, atlas_html

@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
-from regard.parsing import Refusal, parsed
+from regard.files import Refusal, atomic_file, parsed
 
 Array = np.ndarray[Any, Any]
 
