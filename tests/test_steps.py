@@ -231,8 +231,8 @@ def test_text_in_korean():
 
 
 def test_every_step_has_a_meaning_in_both_languages():
-    assert op.MEANING.keys() == {"x", "q", "k", "v", *NAMES}
-    assert catalogue("ko").keys() >= {*op.MEANING.values(), *op.WORDS.values()}
+    assert op.STEP_MEANINGS.keys() == {"x", "q", "k", "v", *NAMES}
+    assert catalogue("ko").keys() >= set(op.STEP_MEANINGS.values())
 
 
 def test_repr_is_the_english_text():
@@ -255,7 +255,7 @@ def test_formulas_name_what_was_given():
 
 
 def test_rows_are_said_to_sum_to_1_only_where_they_do():
-    claim = op.MEANING["weights"]
+    claim = op.STEP_MEANINGS["weights"]
     assert claim in regard.steps(X, X, X).text()
     sunk = regard.steps(X, X, X, sinks=np.zeros(1))
     assert sunk.weights.sum(-1).max() < 0.94
