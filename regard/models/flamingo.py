@@ -277,7 +277,7 @@ class FlamingoModel(Model):
     def _patches(self, frame: Frame, picture: int) -> Layout:
         """The tokens of a picture in the tower."""
         patches = self.vision.embed.patches
-        return Layout.grid(*patches.grid(*frame.pixels), patches.size, self.vision.embed.before, picture=picture)
+        return Layout.grid(*patches.grid(*frame.pixels), patches.size, self.vision.embed.before, image=picture)
 
     # ----------------------------------------------------------------------------------------------------------- checks
 

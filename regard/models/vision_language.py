@@ -336,7 +336,7 @@ class VisionLanguageModel(Model):
     def _patches(self, frame: Frame, picture: int) -> Layout:
         """The tokens of a picture in the tower."""
         embed = self.vision.embed
-        return Layout.grid(*embed.patches.grid(*frame.pixels), embed.patches.size, embed.before, picture=picture)
+        return Layout.grid(*embed.patches.grid(*frame.pixels), embed.patches.size, embed.before, image=picture)
 
 
 class VisionLanguageDecoder:
@@ -370,7 +370,7 @@ class VisionLanguageDecoder:
 
 
 def _arrays(layout: Layout) -> tuple[NDArray[Any], ...]:
-    return layout.kind, layout.picture, layout.box
+    return layout.kind, layout.image, layout.box
 
 
 def _from(layout: Layout, first: int) -> Layout:

@@ -158,7 +158,7 @@ def query_label(session: Session, layer: int, query: int) -> str:
 def _label(session: Session, seen: SeenLayer, layout: Layout, number: int) -> str:
     assert seen.sides is not None
     window, index = divmod(number, layout.shape[1])
-    kind, image = str(layout.kind[window, index]), int(layout.picture[window, index])
+    kind, image = str(layout.kind[window, index]), int(layout.image[window, index])
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""
     if kind == "patch":
