@@ -32,7 +32,7 @@ class Count(int):
     formula: str
     unit: str
 
-    def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:
+    def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:  # noqa: D102
         count = super().__new__(cls, value)
         count.formula, count.unit = formula, unit
         return count

@@ -16,7 +16,7 @@ see nothing, hidden tiles; `conform(attention, case, dtype)` judges one cell of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -25,8 +25,9 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends import reference
-from regard.backends.call import cells_of_bias, cells_of_mask, prepare
-from regard.masks import Mask
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, prepare
+from regard.masks import DenseMask, Mask
+from regard.masks.biases import DenseBias
 from regard.positions import alibi
 
 __all__ = ["ARGUMENTS", "MASKS", "SHAPES", "Case", "Shape", "assert_rule", "cases", "conform", "largest_error"]
@@ -247,13 +248,23 @@ def _definition(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
 
 def _backwards(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
     """The definition with queries, keys and columns in reverse and weights e^(s − lse), as fused backward passes do."""
-    call = prepare(q, k, v, **extra)
-    visible, bias = (None if c is None else c.flip(-1, -2) for c in (cells_of_mask(call), cells_of_bias(call)))
-    q, k, v = (x.flip(-1, -2) for x in (call.q, call.k, call.v))
-    made = reference.define(q, k, v, visible, bias, scale=call.scale, softcap=call.softcap, sinks=call.sinks)
-    lse = torch.where(made.lse == -inf, 0.0, made.lse).unsqueeze(-1)
-    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    return (torch.exp(made.masked - lse) @ values).flip(-1, -2)
+    stages = reference.stages(reversed_call(prepare(q, k, v, **extra)))
+    lse = torch.where(stages.lse == -inf, 0.0, stages.lse).unsqueeze(-1)
+    values = v.flip(-1, -2).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return (torch.exp(stages.masked - lse) @ values).flip(-1, -2)
+
+
+def reversed_call(call: Call) -> Call:
+    """The call with queries, keys and columns in reverse order."""
+    visible, bias = cells_of_mask(call), cells_of_bias(call)
+    return replace(
+        call,
+        q=call.q.flip(-1, -2),
+        k=call.k.flip(-1, -2),
+        v=call.v.flip(-1, -2),
+        mask=None if visible is None else DenseMask(visible.flip(-1, -2)),
+        bias=None if bias is None else DenseBias(bias.flip(-1, -2)),
+    )
 
 
 def _differentiate(
