@@ -1,4 +1,4 @@
-"""The one numeric rule, and the conformance suite that every backend passes. Import it to judge an attention of yours.
+"""The numeric rule, and the conformance suite that every backend passes. Import it to test an attention of your own.
 
 The rule. truth = the definition in fp64; baseline = the definition in the dtype at hand. An implementation may err
     err(ours) ≤ 2 · (err(baseline) + one rounding step at the output's scale)        (3 · for gradients)
@@ -6,11 +6,11 @@ with err the largest absolute error, and everything finite. No table of toleranc
 
 - The scale is the largest entry of truth; for gradients, of all gradients of the call together: terms of that size
   cancel in each of them, and cancel to nothing in q's and k's where a row sees one key only.
-- In fp64 truth and baseline would be one computation and differ by nothing. There the baseline walks every axis
-  backwards and takes its weights from lse: the same numbers but for what fp64's own rounding does to them.
+- In fp64 truth and baseline would be one computation. There the baseline walks every axis backwards and takes its
+  weights from lse, so that the two differ by fp64's own rounding.
 
 The suite. `cases()` is the grid arguments × masks × shapes, every axis a different size, Nq ≠ Nk both ways, rows that
-see nothing, hidden tiles; `conform(attention, case, dtype)` judges one cell of it, forward and gradient.
+see nothing, hidden tiles; `conform(attention, case, dtype)` tests one cell of it, forward and gradient.
 """
 
 from __future__ import annotations
@@ -63,8 +63,13 @@ def assert_rule(
     Traceback (most recent call last):
     AssertionError: output errs by 1 at (0,); allowed 5.36e-08 = 2 · (baseline 2.98e-09 + one rounding step 2.38e-08)
 
-    ours, baseline: in the dtype being judged.  truth: in fp64.  gradient: allow 3 instead of 2.
-    scale: what a rounding step is a step of; default the largest entry of truth.
+    Args:
+        ours: the tensor under test.
+        baseline: the definition in the same dtype.
+        truth: the definition in fp64.
+        gradient: allow 3 instead of 2.
+        scale: what a rounding step is a step of; default the largest entry of truth.
+        what: its name in the message.
     """
     if ours.shape != truth.shape:
         raise AssertionError(f"{what} has shape {tuple(ours.shape)}, expected {tuple(truth.shape)}")
@@ -118,10 +123,6 @@ def _rows_without_keys(s: Shape) -> Mask:
     return masks.dense(cells)
 
 
-def _ids(s: Shape) -> Tensor:
-    return torch.arange(s.nk).expand(s.batch, s.nk) // (3 + torch.arange(s.batch)[:, None])
-
-
 def _lengths(s: Shape) -> Tensor:
     return torch.tensor([s.nk - 2 * b for b in range(s.batch)]).clamp(min=0)
 
@@ -138,7 +139,9 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
     "padding right": lambda s: masks.padding(_lengths(s)),
     "padding left": lambda s: masks.padding(_lengths(s), side="left"),
     "padding booleans": lambda s: masks.padding(torch.arange(s.nk) % 3 != torch.arange(s.batch)[:, None] % 3),
-    "documents": lambda s: masks.documents(_ids(s)),
+    "documents": lambda s: masks.documents(
+        torch.arange(s.nk).expand(s.batch, s.nk) // (3 + torch.arange(s.batch)[:, None])
+    ),
     "globals": lambda s: masks.globals([0, s.nk // 2]),
     "queries": lambda s: masks.queries(torch.arange(s.nq) % 3 != torch.arange(s.batch)[:, None] % 3),
     "blocks": lambda s: masks.random_blocks(max(s.nq, s.nk), 4, count=1, seed=3, num_heads=s.num_heads),
@@ -151,16 +154,11 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
 }
 
 
-FINER = 1 + 2**-30  # what fp64 is given must not be a number of fp32: who rounds to fp32 on the way would not be seen
+FINER = 1 + 2**-30  # makes fp64 inputs that fp32 cannot hold, so that rounding to fp32 on the way shows
 
 
 def _bias(s: Shape, dtype: torch.dtype) -> Tensor:
     return (torch.randn(s.num_heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).double() * FINER).to(dtype)
-
-
-def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
-    bias = _bias(s, dtype)
-    return bias.masked_fill(bias > 1, -inf)
 
 
 def _sinks(s: Shape, dtype: torch.dtype) -> Tensor:
@@ -174,7 +172,7 @@ ARGUMENTS: dict[str, Callable[[Shape, torch.dtype], dict[str, Any]]] = {
     "zero scale": lambda s, t: {"scale": 0.0},
     "softcap": lambda s, t: {"softcap": 1.5},
     "bias": lambda s, t: {"bias": _bias(s, t)},
-    "bias with −∞": lambda s, t: {"bias": _bias_with_hidden(s, t)},
+    "bias with −∞": lambda s, t: {"bias": _bias(s, t).masked_fill(_bias(s, t) > 1, -inf)},
     "ALiBi": lambda s, t: {"bias": alibi(s.num_heads)},
     "sinks": lambda s, t: {"sinks": _sinks(s, t)},
     "all together": lambda s, t: {"scale": 0.9, "softcap": 3.0, "bias": _bias(s, t), "sinks": _sinks(s, t)},

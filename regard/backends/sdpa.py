@@ -115,8 +115,9 @@ def _fused(
         q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     out, lse = _with_lse(q, k, v, cells, dropout, is_causal, scale) if with_lse else (None, None)
     if out is None:
+        grouped = k.shape[1] != q.shape[1]
         out = scaled_dot_product_attention(
-            q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+            q, k, v, attn_mask=cells, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
         )
     return (out if out.shape[-1] == dv else out[..., :dv]), lse
 
