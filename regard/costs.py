@@ -50,7 +50,8 @@ class Count(int):
         step, prefixes = _STEPS[self.unit]
 
         def hundredths(power: int) -> int:
-            return (int(self) * 100 + step**power // 2) // step**power
+            unit: int = step**power
+            return (int(self) * 100 + unit // 2) // unit
 
         power = 1
         # Whole-number arithmetic: no size is too large for it. 1,048,575 B rounds up to 1.00 MiB, not to 1024.00 KiB.

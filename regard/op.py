@@ -423,11 +423,11 @@ def _formulas(call: Call) -> dict[str, str]:
     size = call.q.shape[-1]
     scaled = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {tables.number(call.scale)}"
     formulas = {"x": "x", "q": "x·W_Q", "k": "x·W_K", "v": "x·W_V", "scores": "q·kᵀ", "scaled": scaled}
+    cap = "" if call.softcap is None else tables.number(call.softcap)
     before = "scaled"
     for name, argument in (("capped", call.softcap), ("biased", call.bias), ("masked", call.mask)):
         formulas[name] = before
         if argument is not None:
-            cap = tables.number(argument) if name == "capped" else ""
             formulas[name] = {
                 "capped": f"{cap}·tanh({before} / {cap})",
                 "biased": f"{before} + {argument!r}",
