@@ -14,7 +14,7 @@ import torch
 
 import regard
 from regard import tables
-from regard.atomic_files import atomic_file
+from regard.files import atomic_file
 
 
 def heading(what: str, device: str, note: str) -> str:

@@ -1,4 +1,4 @@
-"""Argument checks, and questions about tensors that also hold under torch.compile and on the meta device."""
+"""Argument checks, and properties of tensors that can also be read under torch.compile and on the meta device."""
 
 from __future__ import annotations
 
@@ -11,20 +11,9 @@ from torch import Tensor
 
 
 def check_int(name: str, value: object, least: int | None = 1) -> int:
-    """Return an integer argument, of Python, NumPy or torch, as an int.
+    """An integer argument, of Python, NumPy or torch, as an int.
 
-    >>> check_int("features", 3.5)
-    Traceback (most recent call last):
-    TypeError: features must be an integer, got float: 3.5
-
-    Args:
-        name: what the message calls the value.
-        value: the argument.
-        least: the smallest value allowed; None for any.
-
-    Raises:
-        TypeError: the value is not an integer (True is not).
-        ValueError: it is below `least`.
+    Raises TypeError for anything else (a bool, too), ValueError below `least`.
     """
     try:
         number = value if isinstance(value, int) else index(value)  # type: ignore[arg-type]
@@ -41,15 +30,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def untraced(why: str) -> Callable[[Function], Function]:
-    """Mark a function: torch.compile runs it, and all that it calls, as it is, between two graphs.
+    """Decorator: torch.compile runs the function, and all that it calls, uncompiled, between two graphs.
 
-    >>> @untraced("it asks for numbers")
-    ... def total(x):
-    ...     return int(x.sum())
-    >>> total(torch.ones(3))
-    3
-
-    why: said to those who asked for one whole graph. It is what torch.compiler.disable does.
+    What torch.compiler.disable does, without importing the compiler; `why` is shown to those who want one whole graph.
     """
 
     def mark(function: Function) -> Function:
@@ -67,24 +50,12 @@ def untraced(why: str) -> Callable[[Function], Function]:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Can the numbers of a tensor be asked for? Not of one on the meta device, a fake one, or while a graph is traced.
-
-    >>> has_numbers(torch.zeros(3)), has_numbers(torch.zeros(3, device="meta"))
-    (True, False)
-    """
+    """Whether a tensor's values can be read: not on the meta device, of a fake tensor, or while a graph is traced."""
     return not (torch.compiler.is_compiling() or x.is_meta or type(x).__name__ == "FakeTensor")
 
 
 def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:
-    """Raise TypeError for a tensor that is sparse, nested or of another layout, or that has no numbers.
-
-    >>> check_dense("q", torch.eye(2).to_sparse())
-    Traceback (most recent call last):
-        ...
-    TypeError: q is a tensor of layout torch.sparse_coo; give a dense one, such as q.to_dense()
-
-    numbers: are they needed? On the meta device there are none.
-    """
+    """Raise TypeError for a tensor that is sparse or nested, or if `numbers` are needed, one on the meta device."""
     if x.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {x.layout}; give a dense one, such as {name}.to_dense()")
     if x.is_nested:
@@ -96,11 +67,7 @@ def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:
 
 
 def followed() -> bool:
-    """Does somebody follow every operation, so that what is made now may be no common tensor and must not be kept?
-
-    >>> followed()
-    False
-    """
+    """Whether operations are being traced, so that a tensor made now may be a fake one and must not be kept."""
     if torch.compiler.is_compiling():
         return True
     depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -108,18 +75,10 @@ def followed() -> bool:
 
 
 def is_distributed(x: Tensor) -> bool:
-    """Is x a DTensor, of which this process may hold a part only? torch.distributed need not be there to ask.
-
-    >>> is_distributed(torch.zeros(1))
-    False
-    """
+    """Whether x is a DTensor, of which this process may hold a part; torch.distributed need not be available."""
     return hasattr(x, "to_local")
 
 
 def local(x: Tensor) -> Tensor:
-    """x itself, or this process's part of a DTensor.
-
-    >>> local(torch.zeros(1))
-    tensor([0.])
-    """
+    """x itself, or this process's part of a DTensor."""
     return cast(Tensor, x.to_local()) if is_distributed(x) else x  # type: ignore[attr-defined]

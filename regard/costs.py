@@ -1,18 +1,12 @@
-"""Operations and bytes, counted: an attention layer beside a recurrent and a convolutional one.
-
-    >>> c = cost(n=1000, d_model=512, num_heads=8)
-    >>> c.attention.scores_flops, c.attention.scores_flops.formula, c.attention.scores_flops.readable
-    (1024000000, '2·B·H·n²·D', '1.02 GFLOP')
+"""Operations and bytes of an attention layer beside a recurrent and a convolutional one, counted without torch.
 
 Letters of the formulas: n positions, d d_model, H heads, Hkv key/value heads, D head size, k kernel, B batch,
-L layers, s bytes per number.
-
-Counted from sizes alone, without torch: not what a fused kernel leaves unwritten, nor what a mask skips.
+L layers, s bytes per number. Not counted: what a fused kernel leaves unwritten, and what a mask skips.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from html import escape
 from operator import index
 
@@ -28,23 +22,20 @@ _STEPS = {"FLOP": (1000, ("", "k", "M", "G", "T", "P", "E")), "B": (1024, ("", "
 
 
 class Count(int):
-    """A whole number that remembers the formula that made it; in all else an int.
+    """An int with the formula that gave it and a unit: "FLOP", "B" (bytes), or "" for a bare count.
 
     >>> c = Count(8_000_000, "2·n", "B")
     >>> c, c + 1, c.formula, c.exact, c.readable
     (8000000, 8000001, '2·n', '8,000,000 B', '7.63 MiB')
-
-    unit: "FLOP", "B" (bytes), or "" for a bare count.
     """
 
     formula: str
     unit: str
 
-    def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:
-        """An int with its formula and unit."""
-        made = super().__new__(cls, value)
-        made.formula, made.unit = formula, unit
-        return made
+    def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:  # noqa: D102
+        count = super().__new__(cls, value)
+        count.formula, count.unit = formula, unit
+        return count
 
     @property
     def exact(self) -> str:
@@ -57,16 +48,17 @@ class Count(int):
         if self.unit not in _STEPS or self < _STEPS[self.unit][0]:
             return ""
         step, prefixes = _STEPS[self.unit]
+
+        def hundredths(power: int) -> int:
+            unit: int = step**power
+            return (int(self) * 100 + unit // 2) // unit
+
         power = 1
         # Whole-number arithmetic: no size is too large for it. 1,048,575 B rounds up to 1.00 MiB, not to 1024.00 KiB.
-        while power + 1 < len(prefixes) and _hundredths(self, step**power) >= step * 100:
+        while power + 1 < len(prefixes) and hundredths(power) >= step * 100:
             power += 1
-        whole, rest = divmod(_hundredths(self, step**power), 100)
+        whole, rest = divmod(hundredths(power), 100)
         return f"{whole:,}.{rest:02d} {prefixes[power]}{self.unit}"
-
-
-def _hundredths(value: int, scale: int) -> int:
-    return (int(value) * 100 + scale // 2) // scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +77,11 @@ class CostSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionCost:
-    """Multi-head attention with W_q, W_k, W_v and W_o. Each number is a `Count`: an int with its `.formula`."""
+class LayerCost:
+    """A recurrent or convolutional layer. Each number is a `Count`: an int with its `.formula`."""
 
     order: str
     flops: Count
-    projections_flops: Count
-    scores_flops: Count
-    weighted_sum_flops: Count
-    one_head_flops: Count
-    weights_bytes: Count
     cache_bytes: Count
     parameters: Count
     parameters_bytes: Count
@@ -103,16 +90,14 @@ class AttentionCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerCost:
-    """A layer without attention weights: recurrent or convolutional. Each number is a `Count`."""
+class AttentionCost(LayerCost):
+    """Multi-head attention with W_q, W_k, W_v and W_o. Each number is a `Count`."""
 
-    order: str
-    flops: Count
-    cache_bytes: Count
-    parameters: Count
-    parameters_bytes: Count
-    sequential_steps: Count
-    longest_path: Count
+    projections_flops: Count
+    scores_flops: Count
+    weighted_sum_flops: Count
+    one_head_flops: Count
+    weights_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -125,13 +110,7 @@ class Cost:
     cnn: LayerCost
 
     def text(self, lang: str = "en") -> str:
-        """The table as text, in English ("en") or Korean ("ko").
-
-        >>> print(cost(n=4, d_model=8, num_heads=2).text("ko").splitlines()[1].split())
-        ['항목', '레이어', '정확한', '값', '환산', '계산식']
-
-        Raises ValueError for another language.
-        """
+        """The table as text, in English ("en") or Korean ("ko"). Raises ValueError for another language."""
         words = _words(lang)
         table = tables.text(words["columns"].split("|"), self._rows(words), right=(2, 3))
         return f"{self._sizes_line(words)}\n{table}\n{words['note']}"
@@ -152,7 +131,7 @@ class Cost:
             }
         return result
 
-    def _layers(self) -> dict[str, AttentionCost | LayerCost]:
+    def _layers(self) -> dict[str, LayerCost]:
         return {"attention": self.attention, "rnn": self.rnn, "cnn": self.cnn}
 
     def _rows(self, words: dict[str, str]) -> list[list[str]]:
@@ -320,8 +299,9 @@ def _convolution(z: CostSizes) -> LayerCost:
     )
 
 
-def _counts(layer: AttentionCost | LayerCost) -> dict[str, Count]:
-    return {field.name: getattr(layer, field.name) for field in fields(layer) if field.name != "order"}
+def _counts(layer: LayerCost) -> dict[str, Count]:
+    """The counts that a layer has, in the order of the table."""
+    return {key: value for key in _WORDS if isinstance(value := getattr(layer, key, None), Count)}
 
 
 def _check_int(name: str, value: object, least: int = 1) -> int:  # regard.checks has one, but imports torch

@@ -1,4 +1,4 @@
-"""What launching our own Triton kernels needs: triton itself, the device of the data, sizes that are powers of two.
+"""Launching Triton kernels: whether triton is there, the current device, powers of two.
 
 torch's own operations run where their tensors are; Triton's launches, streams and graphs on the current CUDA device.
 """
@@ -19,28 +19,20 @@ ROUNDED_ONCE = {"enable_fp_fusion": True}
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Inside `with`, launches go to this device; nothing changes where it is no GPU.
-
-    >>> with current(torch.device("cpu")):
-    ...     torch.zeros(1).device
-    device(type='cpu')
-    """
+    """Inside `with`, launches go to this device; nothing changes for a CPU."""
     here = device.type != "cuda" or device.index == torch.cuda.current_device()
     return nullcontext() if here else torch.cuda.device(device)
 
 
 @cache  # looking for a package takes as long as a small kernel
 def no_triton() -> str | None:
-    """What to say where triton is not installed; None where it is."""
+    """Why kernels cannot run, if triton is not installed; else None."""
     return "triton is not installed: pip install 'regard[gpu]'" if find_spec("triton") is None else None
 
 
 @cache
 def overlapping(device: torch.device) -> bool:
-    """Can a kernel there begin before the one ahead of it has ended (programmatic dependent launch), in a graph, too?
-
-    >>> overlapping(torch.device("cpu"))
-    False
+    """Whether a kernel can begin before the one ahead of it has ended (programmatic dependent launch), also in a graph.
 
     Hopper can; later GPUs have not been tried. Drivers before CUDA 12.3 do not capture it.
     """
@@ -65,9 +57,5 @@ def driver_version() -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n.
-
-    >>> power_of_two(1), power_of_two(24)
-    (1, 32)
-    """
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -31,26 +31,50 @@ MOST_LENGTHS = 7  # 64 times from the first to the last, as from 1k to 64k
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthSizes:
-    """The sizes that were counted, with every default filled in.
+    """The sizes of `growth` beside the lengths.
 
-    window: positions seen on each side.  global_tokens: how many first positions see all and are seen by all (sparse).
-    slots: Linformer's (low-rank).  features: Performer's (kernel).
+    Args:
+        num_heads: query heads.
+        num_kv_heads: key/value heads.
+        head_dim: size of one head.
+        batch: sequences.
+        dtype: "float32", "float64", "bfloat16" or "float16".
+        window: positions seen on each side (sparse).
+        global_tokens: first positions that see all and are seen by all (sparse).
+        slots: of Linformer (low-rank).
+        features: of Performer (kernel).
+
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size too small, num_kv_heads that do not divide num_heads, or an unknown dtype.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    batch: int
-    dtype: str
-    window: int
-    global_tokens: int
-    slots: int
-    features: int
+    batch: int = 1
+    dtype: str = "float32"
+    window: int = 256
+    global_tokens: int = 1
+    slots: int = 256
+    features: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "dtype":
+                check_int(name, value, 0 if name in ("window", "global_tokens") else 1)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, got num_kv_heads={self.num_kv_heads} and "
+                f"num_heads={self.num_heads}"
+            )
+        if self.dtype not in BYTES:
+            raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {self.dtype!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WayCount:
-    """One way at one length: its operations, and the bytes of all it makes between q, k, v and the output."""
+    """One way at one length: its operations, and the bytes of all intermediates between q, k, v and the output."""
 
     flops: Count
     bytes: Count
@@ -72,7 +96,7 @@ class Growth:
             cells = {(w, n): getattr(self.counts[w][n], kind) for w in WAYS for n in self.lengths}
             shown = {place: count.readable or count.exact for place, count in cells.items()}
             formulas = [f"{words[w]}: {cells[w, self.lengths[0]].formula}" for w in WAYS]
-            lines += ["", words[kind], table_of(self.lengths, shown, words), *formulas]
+            lines += ["", words[kind], _table(self.lengths, shown, words), *formulas]
         return "\n".join([*lines, "", words["note"]])
 
     def as_dict(self) -> dict[str, object]:
@@ -96,22 +120,10 @@ class Growth:
         return self.text()
 
 
-def growth(
-    lengths: Sequence[int],
-    *,
-    num_heads: int,
-    head_dim: int,
-    num_kv_heads: int | None = None,
-    batch: int = 1,
-    dtype: str = "float32",
-    window: int = 256,
-    global_tokens: int = 1,
-    slots: int = 256,
-    features: int = 256,
-) -> Growth:
+def growth(lengths: Sequence[int], sizes: GrowthSizes) -> Growth:
     """Count full, sparse, low-rank and kernel attention at several lengths.
 
-    >>> g = growth([4096, 8192], num_heads=1, head_dim=64)
+    >>> g = growth([4096, 8192], GrowthSizes(num_heads=1, num_kv_heads=1, head_dim=64))
     >>> [g.counts["full"][n].bytes.readable for n in g.lengths]
     ['64.00 MiB', '256.00 MiB']
 
@@ -127,53 +139,25 @@ def growth(
 
     Args:
         lengths: each at least 1.
-        num_heads: query heads.
-        head_dim: size of one head.
-        num_kv_heads: key/value heads; default num_heads.
-        batch: sequences.
-        dtype: "float32", "float64", "bfloat16" or "float16".
-        window: positions seen on each side (sparse).
-        global_tokens: first positions that see all and are seen by all (sparse).
-        slots: of Linformer (low-rank).
-        features: of Performer (kernel).
+        sizes: all other sizes.
 
     Raises:
-        TypeError: a size that is not an integer.
-        ValueError: a size too small, no length, or an unknown dtype.
+        TypeError: a length that is not an integer.
+        ValueError: no length, or one below 1.
     """
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    sizes = GrowthSizes(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        batch=batch,
-        dtype=dtype,
-        window=window,
-        global_tokens=global_tokens,
-        slots=slots,
-        features=features,
-    )
     if not lengths:
         raise ValueError("growth needs at least one length")
-    for name, value in (*asdict(sizes).items(), *(("n", n) for n in lengths)):
-        if name != "dtype":
-            check_int(name, value, 0 if name in ("window", "global_tokens") else 1)
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_kv_heads must divide num_heads, got {num_kv_heads=} and {num_heads=}")
-    if dtype not in BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
+    for n in lengths:
+        check_int("n", n)
     counts = {way: {n: counted(way, n, sizes) for n in lengths} for way in WAYS}
     return Growth(sizes=sizes, lengths=tuple(lengths), counts=counts)
 
 
 def lengths_up_to(longest: int) -> list[int]:
-    """Lengths that double up to the longest, at most seven.
+    """At most seven lengths that double up to the longest, rounded up.
 
     >>> lengths_up_to(65536)
     [1024, 2048, 4096, 8192, 16384, 32768, 65536]
-
-    longest: where it cannot be halved often enough, the halves are rounded up.
-    Raises TypeError for what is no whole number, ValueError below 1.
     """
     check_int("n", longest)
     return sorted({-(-longest // 2**halvings) for halvings in range(MOST_LENGTHS)})
@@ -185,58 +169,50 @@ def visible_links(n: int, window: int, global_tokens: int) -> int:
     >>> visible_links(4, 1, 0), visible_links(4, 1, 1), visible_links(4, 9, 0)
     (10, 14, 16)
     """
+
+    def band(size: int) -> int:  # pairs at most `window` apart, of size²
+        reach = min(window, max(0, size - 1))
+        return size + 2 * reach * size - reach * (reach + 1)
+
     g = min(global_tokens, n)
     rows = sum(min(n - 1, i + window) + 1 - max(0, i - window) for i in range(g))  # of the band, in global rows
-    outside = 2 * (g * n - rows) - (g * g - _band(g, window))  # rows and columns, the corner once
-    return _band(n, window) + outside
+    return band(n) + 2 * (g * n - rows) - (g * g - band(g))  # rows and columns, the corner once
 
 
 def words_in(lang: str) -> dict[str, str]:
-    """The texts of the tables in a language, "en" or "ko". Raises ValueError for another."""
+    """The texts of the tables by key, in "en" or "ko". Raises ValueError for another language."""
     if lang not in ("en", "ko"):
         raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
     return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 
-def table_of(lengths: Sequence[int], shown: dict[tuple[str, int], str], words: dict[str, str]) -> str:
+def _table(lengths: Sequence[int], cells: dict[tuple[str, int], str], words: dict[str, str]) -> str:
     """A row for each length, a column for each way."""
-    rows = [[f"{n:,}", *(shown[way, n] for way in WAYS)] for n in lengths]
+    rows = [[f"{n:,}", *(cells[way, n] for way in WAYS)] for n in lengths]
     return tables.text(["n", *(words[way] for way in WAYS)], rows, right=range(len(WAYS) + 1))
 
 
-def _band(n: int, window: int) -> int:
-    """Pairs at most `window` apart, of n²."""
-    reach = min(window, max(0, n - 1))
-    return n + 2 * reach * n - reach * (reach + 1)
-
-
 def counted(way: str, n: int, z: GrowthSizes) -> WayCount:
-    """One way at one length.
+    """One way, of WAYS, at one length."""
 
-    >>> z = growth([1], num_heads=2, head_dim=3).sizes
-    >>> counted("full", 5, z).flops.exact
-    '600 FLOP'
+    def count(flops: int, flops_formula: str, numbers: int, bytes_formula: str) -> WayCount:
+        held = Count(numbers * BYTES[z.dtype], bytes_formula, "B")
+        return WayCount(flops=Count(flops, flops_formula, "FLOP"), bytes=held)
 
-    way: one of WAYS.  n: the length.  z: all other sizes.
-    """
-    size, both = BYTES[z.dtype], z.num_heads + z.num_kv_heads
+    both = z.num_heads + z.num_kv_heads
     if way == "full":
         pairs = z.batch * z.num_heads * n**2
-        return _way(4 * pairs * z.head_dim, "4·B·H·n²·D", pairs * size, "B·H·n²·s")
+        return count(4 * pairs * z.head_dim, "4·B·H·n²·D", pairs, "B·H·n²·s")
     if way == "sparse":
         pairs = z.batch * z.num_heads * visible_links(n, z.window, z.global_tokens)
-        return _way(4 * pairs * z.head_dim, "4·B·H·links(n)·D", pairs * size, "B·H·links(n)·s")
+        return count(4 * pairs * z.head_dim, "4·B·H·links(n)·D", pairs, "B·H·links(n)·s")
     if way == "low-rank":
         flops = 4 * z.batch * both * n * z.slots * z.head_dim
         held = z.batch * (z.num_heads * n + 2 * z.num_kv_heads * z.head_dim) * z.slots
-        return _way(flops, "4·B·(H + Hkv)·n·k·D", held * size, "B·(H·n + 2·Hkv·D)·k·s")
+        return count(flops, "4·B·(H + Hkv)·n·k·D", held, "B·(H·n + 2·Hkv·D)·k·s")
     flops = 4 * z.batch * both * n * z.features * z.head_dim + 2 * z.batch * z.num_heads * n * z.features
     held = z.batch * (both * n + z.num_kv_heads * (z.head_dim + 1)) * z.features
-    return _way(flops, "4·B·(H + Hkv)·n·m·D + 2·B·H·n·m", held * size, "B·((H + Hkv)·n + Hkv·(D + 1))·m·s")
-
-
-def _way(flops: int, flops_formula: str, held: int, held_formula: str) -> WayCount:
-    return WayCount(flops=Count(flops, flops_formula, "FLOP"), bytes=Count(held, held_formula, "B"))
+    return count(flops, "4·B·(H + Hkv)·n·m·D + 2·B·H·n·m", held, "B·((H + Hkv)·n + Hkv·(D + 1))·m·s")
 
 
 _WORDS = {
@@ -264,12 +240,9 @@ TRUSTED = 3  # lengths a way is measured at before its own growth says what the 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One way at one length.
+    """One way at one length: the median seconds of one forward pass and the most memory it took on top of q, k and v.
 
-    seconds: of one forward pass, the median of several; None where it was skipped.
-    bytes: the most memory that one pass took on top of q, k and v; as torch's allocator counts it; None where it was
-        skipped.
-    reason: why it was skipped.
+    Both are None where it was skipped, for the `reason`.
     """
 
     way: str
@@ -282,19 +255,24 @@ class Measured:
 def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fraction: float = 0.5) -> Iterator[Measured]:
     """Run every way at every length, shortest first, and yield each result as it comes.
 
-    >>> from regard.growth import growth
-    >>> sizes = growth([64, 128], num_heads=1, head_dim=8, window=4, slots=4, features=4)
-    >>> [m.way for m in measure(sizes) if m.n == 128]
-    ['full', 'sparse', 'low-rank', 'kernel']
+    Args:
+        growth: the sizes and lengths.
+        device: where to run.
+        seconds: the longest one pass may be expected to take.
+        fraction: of the free memory that one pass may be expected to take.
 
-    device: where to run.  seconds: the longest one pass may be expected to take.
-    fraction: of the free memory that one pass may be expected to take.
-
-    Raises ValueError for limits that are not positive, and for a device that is not there or is not measured.
+    Raises:
+        ValueError: limits that are not positive, or a device that is not there or is not measured.
     """
     if not seconds > 0 or not 0 < fraction <= 1:
         raise ValueError(f"seconds must be above 0 and fraction in (0, 1], got {seconds} and {fraction}")
-    place = _place(device)
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device it does not know or does not have
+        raise ValueError(f"cannot measure on {device!r}: {str(error).splitlines()[0]}") from None
+    if place.type not in ("cpu", "cuda"):  # others need a clock and an allocator of their own; meta computes nothing
+        raise ValueError(f"cannot measure on {device!r}: only a CPU or a CUDA device is measured")
     probe = min(PROBE, growth.lengths[0])
     past = {way: [_measured(way, probe, growth.sizes, place)] for way in WAYS}
     for n in growth.lengths:
@@ -314,14 +292,9 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
 
 
 def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str = "en") -> str:
-    """Two tables, of times and of memory, in English ("en") or Korean ("ko"); then why something is missing.
+    """Two tables, of times and of memory, in "en" or "ko"; then why something is missing.
 
-    >>> results = [Measured(way=way, n=8, seconds=0.25, bytes=2**20) for way in WAYS]
-    >>> print(measured_text((8,), results).splitlines()[3])
-    8  250.0 ms  250.0 ms  250.0 ms  250.0 ms
-
-    lengths, results: of one growth; a result for every way at every length.
-    Raises ValueError for another language.
+    `results` has one for every way at every length. Raises ValueError for another language.
     """
     words = words_in(lang)
     times, memory = {}, {}
@@ -331,18 +304,14 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
             times[m.way, m.n] = f"{m.seconds:.2f} s" if m.seconds >= 1 else f"{m.seconds * 1e3:.1f} ms"
         if m.bytes is not None:
             memory[m.way, m.n] = f"{m.bytes / 2**20:,.1f} MiB"
-    lines = [words["seconds"], table_of(lengths, times, words), "", words["memory"], table_of(lengths, memory, words)]
+    lines = [words["seconds"], _table(lengths, times, words), "", words["memory"], _table(lengths, memory, words)]
     reasons = [f"{words[m.way]}, n = {m.n:,}: {m.reason}" for m in results if m.reason and m.seconds is None]
     return "\n".join([*lines, *([""] if reasons else []), *reasons])
 
 
 def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
-    """The results as plain values, ready for JSON.
-
-    >>> as_dicts([Measured(way="full", n=8, seconds=0.25, bytes=4096)])
-    [{'way': 'full', 'n': 8, 'seconds': 0.25, 'bytes': 4096, 'reason': ''}]
-    """
-    return [{"way": m.way, "n": m.n, "seconds": m.seconds, "bytes": m.bytes, "reason": m.reason} for m in results]
+    """The results as plain values, ready for JSON."""
+    return [asdict(result) for result in results]
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
@@ -351,7 +320,6 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     >>> peak_bytes(lambda: torch.ones(1000).exp(), torch.device("cpu"))      # what exp reads and what it makes
     8000
 
-    call: runs once.  device: where its tensors are.
     What libraries take for themselves is not in it; what else this process does with tensors meanwhile is.
     """
     if device.type == "cuda":
@@ -389,17 +357,6 @@ def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[
     return lambda: kernel_attention(q, k, v, directions)
 
 
-def _place(device: str) -> torch.device:
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:  # torch's words for a device it does not know or does not have
-        raise ValueError(f"cannot measure on {device!r}: {str(error).splitlines()[0]}") from None
-    if place.type not in ("cpu", "cuda"):  # others need a clock and an allocator of their own; meta computes nothing
-        raise ValueError(f"cannot measure on {device!r}: only a CPU or a CUDA device is measured")
-    return place
-
-
 def _skipped(way: str, n: int, reason: str) -> Measured:
     return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
 
@@ -422,25 +379,22 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     return perf_counter() - start
 
 
-def _free(device: torch.device) -> float:
-    """Bytes that are free."""
+def _free(device: torch.device) -> float:  # bytes
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
-        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else float("inf")
+        available = None
+    return int(available[1]) * 1024 if available else float("inf")
 
 
 def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memory: float) -> str:
-    """Why the next length is not measured, or nothing."""
-    if past and past[-1].seconds is None:
+    """Why the next length is not measured, or ""."""
+    if past[-1].seconds is None:
         return past[-1].reason if past[-1].reason.startswith("as ") else f"as n = {past[-1].n:,}: {past[-1].reason}"
     z, way, last = growth.sizes, past[-1].way, past[-1].n
-    inputs = (
-        z.batch * (2 * z.num_heads + 2 * z.num_kv_heads) * n * z.head_dim * BYTES[z.dtype]
-    )  # q, k, v and the output
+    inputs = 2 * z.batch * (z.num_heads + z.num_kv_heads) * n * z.head_dim * BYTES[z.dtype]  # q, k, v and the output
     memory -= inputs
     steps = counted(way, n, z).flops / counted(way, last, z).flops
     time = (past[-1].seconds or 0.0) * _ratio([m.seconds for m in past], steps)

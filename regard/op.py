@@ -1,21 +1,26 @@
-"""The operation: `attention` computes it, `steps` keeps every intermediate. Observers are told of each call here."""
+"""The operation: `attention` computes it and reports each call to the observers; `steps` keeps every intermediate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard import tables
 from regard.backends import choose, reference
 from regard.backends.call import Call, as_given, prepare
-from regard.checks import check_dense
-from regard.stages import Steps, project
+from regard.checks import check_dense, check_int
+from regard.locale import Lang, translate
 
 __all__ = [
     "BeamObserver",
     "Observer",
+    "Steps",
     "attention",
     "observe",
     "observe_beams",
@@ -27,10 +32,10 @@ __all__ = [
 ]
 
 Observer = Callable[[Call, str, Any], None]
-"""Told of each call: what was asked, the backend that ran, and its output (B, H, Nq, Dv)."""
+"""Called with the checked call, the backend that ran it, and its output (B, H, Nq, Dv)."""
 
 BeamObserver = Callable[[Sequence[Sequence[int]], int], None]
-"""Told of each beam search, see `observe_beams`."""
+"""Called after each beam search, see `observe_beams`."""
 
 _observers: tuple[Observer, ...] = ()
 _beam_observers: tuple[BeamObserver, ...] = ()
@@ -100,6 +105,9 @@ def _empty(call: Call) -> Any:
     return out
 
 
+# ------------------------------------------------------------------------------------------------------------ observers
+
+
 def observe(observer: Observer) -> None:
     """Call `observer` after every later call of `attention`, in any thread.
 
@@ -123,11 +131,7 @@ def observe(observer: Observer) -> None:
 
 
 def observed() -> bool:
-    """Whether there is an observer. Replayed CUDA graphs report nothing, so generation does not replay while there is.
-
-    >>> observed()
-    False
-    """
+    """Whether there is an observer. Replayed CUDA graphs report nothing, so generation then does not replay them."""
     return bool(_observers)
 
 
@@ -149,12 +153,6 @@ def unobserve(observer: Observer) -> None:
 def observe_beams(observer: BeamObserver) -> None:
     """Call `observer` after each beam search with the batch rows in which the returned sequences were computed.
 
-    >>> from regard.op import observe_beams, tell_beams, unobserve_beams
-    >>> observe_beams(print)
-    >>> tell_beams([[0, 2], [0, -1]], 2)
-    [[0, 2], [0, -1]] 2
-    >>> unobserve_beams(print)
-
     Args:
         observer: called, in the thread of the search, with the rows (for each returned sequence its batch row in each
             pass of the model, −1 after its end) and the number of passes.
@@ -175,6 +173,127 @@ def tell_beams(rows: Sequence[Sequence[int]] | Tensor, passes: int) -> None:
         listed = rows.tolist() if isinstance(rows, Tensor) else rows
         for observer in _beam_observers:
             observer(listed, passes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+STEP_NAMES = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
+MOST_SHOWN = 12  # rows and columns of a matrix that are printed
+
+STEP_MEANINGS = {
+    "x": "the input, one row per token",
+    "q": "what each token asks for",
+    "k": "what each token offers to be found by",
+    "v": "what each token hands over",
+    "scores": "how well each query fits each key",
+    "scaled": "kept small, so that the softmax does not saturate",
+    "capped": "bent so that no score passes the cap",
+    "biased": "the position's or the user's term added",
+    "masked": "what must not be seen set to −∞",
+    "weights": "each row a share of attention: sums to 1",
+    "output": "the values, averaged by those shares",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Steps:
+    """Every intermediate of one attention. Arrays are of the input's kind and keep the input's leading axes.
+
+    In torch each is computed from the ones before it as they stand here, so that gradients with respect to them exist:
+
+    >>> import torch, regard
+    >>> x = torch.eye(2, requires_grad=True)
+    >>> s = regard.steps(x, x, x)
+    >>> torch.autograd.grad(s.output.sum(), s.weights)[0]
+    tensor([[1., 1.],
+            [1., 1.]])
+
+    Prints as a table in the terminal and in a notebook; `text(lang="ko")` prints it in Korean.
+    """
+
+    scores: Any  # (…, Nq, Nk)
+    scaled: Any  # (…, Nq, Nk)
+    capped: Any  # (…, Nq, Nk)
+    biased: Any  # (…, Nq, Nk)
+    masked: Any  # (…, Nq, Nk)
+    weights: Any  # (…, Nq, Nk)
+    output: Any  # (…, Nq, Dv)
+    q: Any
+    k: Any
+    v: Any
+    x: Any  # None unless the steps began at x
+    labels: tuple[str, ...] | None
+    key_labels: tuple[str, ...] | None
+    formulas: dict[str, str]
+    unchanged: frozenset[str]
+    has_sinks: bool
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, lang: Lang = "en", *, batch: int = 0, head: int = 0) -> str:
+        """The steps as a text table, then each matrix that changed something, with its labels.
+
+        Args:
+            lang: "en" or "ko".
+            batch: batch row to print, where there are several.
+            head: head to print, where there are several.
+        """
+        if lang not in ("en", "ko"):
+            raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+        parts = [self._title(lang), tables.text(*self._summary(lang))]
+        for name in self._changed():
+            parts.append(f"{name} = {self.formulas[name]}{self._which(lang, batch, head)}")
+            headers, rows = self._matrix(name, lang, batch, head)
+            parts.append(tables.text(headers, rows, right=range(1, len(headers))))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{escape(self._title('en'))}</p>", tables.html(*self._summary("en"))]
+        for name in self._changed():
+            headers, rows = self._matrix(name, "en", 0, 0)
+            parts.append(f"<p><b>{name}</b> = {escape(self.formulas[name])}{escape(self._which('en', 0, 0))}</p>")
+            parts.append(tables.html(headers, rows, right=range(1, len(headers))))
+        return "\n".join(parts)
+
+    def _changed(self) -> list[str]:
+        return [name for name in STEP_NAMES if name not in self.unchanged]
+
+    def _title(self, lang: Lang) -> str:
+        (nq, nk), d = self.scores.shape[-2:], self.q.shape[-1]
+        return translate("Attention step by step: {nq} queries, {nk} keys, head size {d}", lang, nq=nq, nk=nk, d=d)
+
+    def _summary(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for name in (*(() if self.x is None else ("x", "q", "k", "v")), *STEP_NAMES):
+            if name in self.unchanged:
+                reason = {"capped": "no softcap", "biased": "no bias", "masked": "no mask"}[name]
+                meaning = translate("unchanged: {why}", lang, why=translate(reason, lang))
+            elif name == "weights" and self.has_sinks:
+                meaning = translate("each row a share of attention; the sink takes the rest", lang)
+            else:
+                meaning = translate(STEP_MEANINGS[name], lang)
+            rows.append([name, self.formulas[name], str(tuple(getattr(self, name).shape)), meaning])
+        return translate("step|formula|shape|meaning", lang).split("|"), rows
+
+    def _which(self, lang: Lang, batch: int, head: int) -> str:
+        lead = self.scores.shape[:-2]
+        if not lead or all(n == 1 for n in lead):
+            return ""
+        values = {"batch": batch, "head": head, "shape": tuple(lead)}
+        return f"   ({translate('shown: batch {batch}, head {head} of {shape}', lang, **values)})"
+
+    def _matrix(self, name: str, lang: Lang, batch: int, head: int) -> tuple[list[str], list[list[str]]]:
+        values = pick(getattr(self, name), batch, head)
+        n, m = (min(size, MOST_SHOWN) for size in values.shape)
+        columns = self.key_labels if name != "output" else None
+        headers = ["", *(columns or [str(j) for j in range(values.shape[1])])[:m]]
+        names = self.labels or [str(i) for i in range(values.shape[0])]
+        rows = [[names[i], *(tables.number(float(value)) for value in values[i, :m])] for i in range(n)]
+        if values.shape != (n, m):
+            rows.append([f"… {translate('the first {n} shown', lang, n=MOST_SHOWN)}", *("" for _ in range(m))])
+        return headers, rows
 
 
 def steps(
@@ -234,7 +353,7 @@ def steps(
             f"steps takes q, k and v, or x with w_q, w_k and w_v; got {', '.join(given + source) or 'none'}"
         )
     if source:
-        q, k, v = project(x, w_q, w_k, w_v, num_heads)
+        q, k, v = _project(x, w_q, w_k, w_v, num_heads)
     elif num_heads != 1:
         raise ValueError("num_heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
@@ -242,5 +361,94 @@ def steps(
         check_dense("q", call.q)
     if 0 in call.sizes:
         raise ValueError("nothing to show: {} batch rows, {} heads, {} queries, {} keys".format(*call.sizes))
-    made = reference.stages(call, lead=tuple(q.shape[:-2]))
-    return Steps.of(call, made, x=x, q=q, k=k, v=v, labels=labels, key_labels=key_labels)
+    stages = reference.stages(call, lead=tuple(q.shape[:-2]))
+    _, _, nq, nk = call.sizes
+    if key_labels is None and labels is not None and len(labels) == nk:
+        key_labels = labels
+    optional = {"capped": call.softcap, "biased": call.bias, "masked": call.mask}
+    return Steps(
+        **{name: getattr(stages, name) for name in STEP_NAMES},
+        q=q,
+        k=k,
+        v=v,
+        x=x,
+        labels=_labels("labels", labels, nq, "queries"),
+        key_labels=_labels("key_labels", key_labels, nk, "keys"),
+        formulas=_formulas(call),
+        unchanged=frozenset(name for name, argument in optional.items() if argument is None),
+        has_sinks=call.sinks is not None,
+    )
+
+
+def _labels(name: str, labels: Sequence[str] | None, count: int, what: str) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if isinstance(labels, str):
+        raise TypeError(f"{name} must be a list of words, got one string: {labels!r}")
+    if len(labels) != count:
+        raise ValueError(f"{name} has {len(labels)} words for {count} {what}")
+    return tuple(str(word) for word in labels)
+
+
+def _project(x: Any, w_q: Any, w_k: Any, w_v: Any, num_heads: int) -> tuple[Any, Any, Any]:
+    """q = x·W_Q, k = x·W_K, v = x·W_V, split into heads: (…, N, D) for one head, (B, H, N, D) for several."""
+    arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
+    kinds = {type(a) if not isinstance(a, Tensor) else Tensor for a in arrays.values()}
+    if kinds not in ({Tensor}, {np.ndarray}):
+        raise TypeError("x, w_q, w_k and w_v must all be NumPy arrays or all torch tensors")
+    dtypes = {name: str(a.dtype) for name, a in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        held = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"x, w_q, w_k and w_v must have one dtype, but {held}")
+    check_int("num_heads", num_heads)
+    if x.ndim < 2:
+        raise ValueError(f"x must be (…, N, d_model), got shape {tuple(x.shape)}")
+    for name in ("w_q", "w_k", "w_v"):
+        w = arrays[name]
+        if w.ndim != 2 or w.shape[0] != x.shape[-1]:
+            raise ValueError(f"{name} must be ({x.shape[-1]}, num_heads·D) to follow x, got shape {tuple(w.shape)}")
+        if w.shape[1] % num_heads:
+            raise ValueError(f"{name} has {w.shape[1]} columns, which {num_heads} heads do not divide")
+
+    def split(y: Any) -> Any:  # (…, N, H·D) → (B, H, N, D)
+        y = y.reshape(*y.shape[:-1], num_heads, y.shape[-1] // num_heads).swapaxes(-3, -2)
+        return y[None] if y.ndim == 3 else y
+
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    return (q, k, v) if num_heads == 1 else (split(q), split(k), split(v))
+
+
+def _formulas(call: Call) -> dict[str, str]:
+    """How each step follows from the last one before it that changed anything."""
+    size = call.q.shape[-1]
+    scaled = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {tables.number(call.scale)}"
+    formulas = {"x": "x", "q": "x·W_Q", "k": "x·W_K", "v": "x·W_V", "scores": "q·kᵀ", "scaled": scaled}
+    cap = "" if call.softcap is None else tables.number(call.softcap)
+    before = "scaled"
+    for name, argument in (("capped", call.softcap), ("biased", call.bias), ("masked", call.mask)):
+        formulas[name] = before
+        if argument is not None:
+            formulas[name] = {
+                "capped": f"{cap}·tanh({before} / {cap})",
+                "biased": f"{before} + {argument!r}",
+                "masked": f"{before} where {argument!r}",
+            }[name]
+            before = name
+    sink = "" if call.sinks is None else ", a sink joining each row"
+    return {**formulas, "weights": f"softmax({before}){sink}", "output": "weights·v"}
+
+
+def pick(array: Any, batch: int, head: int) -> np.ndarray[Any, Any]:
+    """One matrix of (…, N, M) as NumPy floats: `head` counts the last leading axis, `batch` all before it.
+
+    Raises IndexError naming the axis and its size.
+    """
+    if isinstance(array, Tensor):
+        array = array.detach().cpu().double().numpy()
+    lead = array.shape[:-2]
+    batches, heads = (int(np.prod(lead[:-1])), lead[-1]) if len(lead) > 1 else (lead[0] if lead else 1, 1)
+    for name, index, count in (("batch", batch, batches), ("head", head, heads)):
+        if not 0 <= index < count:
+            raise IndexError(f"{name} {index} is out of range: there are {count}")
+    matrix: np.ndarray[Any, Any] = array.reshape(batches, heads, *array.shape[-2:])[batch, head]
+    return matrix

@@ -2,13 +2,9 @@
 
 Three kinds, by where they act:
 - added to the input x: `sinusoidal`, `sinusoidal_2d`, `Learned`;
-- turning q and k: `Rotary`, written in `regard/rotary.py`;
-- added to the scores: biases, which are values evaluated on tiles, never an N×N tensor unless you bring one:
-  `alibi`, `dense`, and the learned `T5`, `Shaw`, `Swin`, modules that make a bias from their table. What every bias is
-  stands in `regard/masks/biases.py`.
-
-Attention layers need two methods: `Rotary.turn(x, positions)`, and `bias(q, scale)`, which T5, Shaw, Swin and every
-bias have.
+- rotating q and k: `Rotary`, from `regard/rotary.py`, by its method `turn(x, positions)`;
+- added to the scores: biases, values evaluated on tiles and never an N×N tensor unless you bring one: `alibi`, `dense`,
+  and the learned modules `T5`, `Shaw`, `Swin`. Each has a method `bias(q, scale)`; see `regard/masks/biases.py`.
 
 Query i stands at position i + offset, with offset Nk − Nq unless given, as in `regard.masks`; key j at position j.
 """
@@ -164,7 +160,7 @@ class Alibi(OffsetBias):
 
     @property
     def by_distance(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
@@ -197,7 +193,15 @@ def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bi
         ValueError: num_heads below 1, or not H slopes.
     """
     check_int("num_heads", num_heads, 1)
-    values = _slopes(num_heads) if slopes is None else torch.as_tensor(slopes)
+    if slopes is None:
+        below = 2 ** (num_heads.bit_length() - 1)  # the largest power of two that is not above H
+
+        def powers(count: int) -> Tensor:
+            return 2.0 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+
+        values = torch.cat([powers(below), powers(2 * below)[0::2][: num_heads - below]])
+    else:
+        values = torch.as_tensor(slopes)
     if not values.dtype.is_floating_point:
         raise TypeError(f"slopes must be floating point, got {values.dtype}")
     if values.shape != (num_heads,):
@@ -207,7 +211,7 @@ def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bi
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relative(OffsetBias):
-    """A term for each distance from −k to k, shared by all farther ones: what `T5` and `Shaw` make.
+    """A term for each distance from −k to k, shared by all farther ones: the bias of `T5` and `Shaw`.
 
     >>> near = torch.tensor([[[[-1.0, 0.0, 1.0]]]])          # key before, same position, key after
     >>> Relative(near).dense(3).tolist()
@@ -238,7 +242,7 @@ class Relative(OffsetBias):
 
     @property
     def by_distance(self) -> bool:
-        """Unless the terms were made from the queries, as Shaw's are."""
+        """False if the terms depend on the queries, as Shaw's do."""
         return self.terms.shape[2] == 1
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
@@ -289,7 +293,7 @@ class T5(nn.Module):
         self.table = _table(buckets, check_int("num_heads", num_heads, 1))  # (buckets, H)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
-        """The bias; q and scale do not enter, they are there for all positions to be called alike."""
+        """The bias; q and scale are not used, all positions have this signature."""
         # Runs of equal rows, not an index tensor: nothing is copied to the device, nothing lost on the meta device.
         rows = local(self.table).unbind()
         terms = torch.cat([rows[bucket].expand(length, -1) for bucket, length in self.runs])  # (2·max_distance + 1, H)
@@ -346,7 +350,7 @@ class Shaw(nn.Module):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SwinBias(Bias):
-    """A term for each difference of rows and of columns between two patches of one window. `Swin` makes it."""
+    """A term for each difference of rows and of columns between two patches of one window: the bias of `Swin`."""
 
     table: Tensor  # ((2h − 1)(2w − 1), H)
     window: tuple[int, int]
@@ -375,7 +379,7 @@ class SwinBias(Bias):
         return between
 
     def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """(1, H, N, N), of the table's windows: a tenth of what asking cell by cell costs."""
+        """(1, H, N, N) from windows of the table: a tenth of the cost of evaluating cell by cell."""
         height, width = self.window
         table = self.table.to(device=device, dtype=dtype).mT.reshape(-1, 2 * height - 1, 2 * width - 1)
         rows = table.unfold(1, height, 1).unfold(2, width, 1)  # (H, row i, column i, h − 1 − row j, w − 1 − column j)
@@ -411,26 +415,13 @@ class Swin(nn.Module):
         self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), check_int("num_heads", num_heads, 1))
 
     def bias(self, q: Tensor, scale: float) -> SwinBias:
-        """The bias; q and scale do not enter, they are there for all positions to be called alike."""
+        """The bias; q and scale are not used, all positions have this signature."""
         return SwinBias(local(self.table), self.window)
-
-
-# ------------------------------------------------------------------------------------------------------------- pieces
 
 
 def _table(*shape: int) -> nn.Parameter:
     # 0.02 is what BERT, GPT-2 and Swin start position tables with.
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=0.02))
-
-
-def _slopes(num_heads: int) -> Tensor:
-    """The slopes of the paper, (H,), in fp64."""
-    below = 2 ** (num_heads.bit_length() - 1)  # the largest power of two that is not above H
-
-    def powers(count: int) -> Tensor:
-        return 2.0 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
-
-    return torch.cat([powers(below), powers(2 * below)[0::2][: num_heads - below]])
 
 
 def _bucket_runs(buckets: int, max_distance: int, bidirectional: bool) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): the columns of q and k are turned in pairs, by an angle that grows with the position.
+"""Rotary positions (RoPE): the columns of q and k are rotated in pairs, by an angle that grows with the position.
 
 Pair p of a vector at position m is turned by m·w_p, with w_p = base^(−2p/R) for R turned columns (Su et al. 2021,
 eq. 15), so that the product of a turned q and a turned k depends on the distance between them alone.
@@ -57,8 +57,7 @@ class LinearScaling(Scaling):
     def __post_init__(self) -> None:
         above_zero("factor", self.factor)
 
-    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:
-        """The plain frequencies divided by the factor."""
+    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         return 1.0 / base**exponents / self.factor
 
 
@@ -85,13 +84,11 @@ class DynamicNTK(Scaling):
         above_zero("factor", self.factor)
         check_int("original", self.original, 1)
 
-    def fit(self, rotated: int) -> None:
-        """Raise ValueError for 2 turned columns: the exponent R/(R − 2) has no value."""
-        if rotated < 4:
+    def fit(self, rotated: int) -> None:  # noqa: D102
+        if rotated < 4:  # the exponent R/(R − 2) has no value for 2
             raise ValueError(f"DynamicNTK needs at least 4 turned columns, got {rotated}")
 
-    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:
-        """The frequencies of the grown base."""
+    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         pairs = exponents.shape[0]
         # The usual factor·length/original − (factor − 1), arranged so that it is exactly 1 at length = original.
         growth = 1 + self.factor * (length.clamp(min=self.original) / self.original - 1)
@@ -105,13 +102,19 @@ class Yarn(Scaling):
     >>> Yarn(4.0, original=32).magnitude
     1.138629436111989
 
-    factor: how many times longer the text may become. original: the length trained on.
-    beta_fast, beta_slow: turns over `original` positions above which a pair is kept, below which it is divided.
-    attention_factor: the magnitude; without it 0.1·ln(factor) + 1, or the ratio of that formula with `mscale` and with
-    `mscale_all_dim` before the logarithm (DeepSeek).
-    truncate: whether the ends of the ramp are rounded outwards to whole pairs.
-    Raises ValueError for numbers not above 0, beta_slow ≥ beta_fast, one mscale without the other, or mscales together
-    with attention_factor.
+    Args:
+        factor: how many times longer the text may become.
+        original: the length trained on.
+        beta_fast: turns over `original` positions above which a pair is kept.
+        beta_slow: turns below which it is divided.
+        attention_factor: the magnitude; default 0.1·ln(factor) + 1, or the ratio of that formula with `mscale` and
+            with `mscale_all_dim` before the logarithm (DeepSeek).
+        mscale: given with mscale_all_dim and without attention_factor, or not at all.
+        mscale_all_dim: likewise.
+        truncate: whether the ends of the ramp are rounded outwards to whole pairs.
+
+    Raises:
+        ValueError: numbers not above 0, beta_slow ≥ beta_fast, or arguments that exclude each other.
     """
 
     factor: float
@@ -130,7 +133,7 @@ class Yarn(Scaling):
                 above_zero(name, getattr(self, name))
         if self.beta_slow >= self.beta_fast:
             raise ValueError(f"beta_slow must be below beta_fast, got {self.beta_slow} and {self.beta_fast}")
-        # transformers drops what is superfluous without a word; here an argument counts or is refused.
+        # transformers drops superfluous arguments silently; here each counts or raises.
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise ValueError(
                 f"mscale and mscale_all_dim go together, got {self.mscale} and {self.mscale_all_dim}: give both or none"
@@ -139,8 +142,7 @@ class Yarn(Scaling):
             raise ValueError("attention_factor already is the magnitude: leave out mscale and mscale_all_dim")
 
     @property
-    def magnitude(self) -> float:
-        """The attention factor, given or derived."""
+    def magnitude(self) -> float:  # noqa: D102
         if self.attention_factor is not None:
             return self.attention_factor
         growth = math.log(max(self.factor, 1.0))
@@ -148,25 +150,21 @@ class Yarn(Scaling):
             return 0.1 * growth + 1.0
         return (0.1 * self.mscale * growth + 1.0) / (0.1 * self.mscale_all_dim * growth + 1.0)
 
-    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:
-        """The plain frequencies, the divided ones, and the ramp between."""
+    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         plain = 1.0 / base**exponents
-        first, last = self._ramp(base, 2 * exponents.shape[0])
-        pair = torch.arange(exponents.shape[0], dtype=plain.dtype, device=plain.device)
-        slow = ((pair - first) / (last - first)).clamp(0, 1)  # 0 for fast pairs, 1 for slow pairs
-        return plain / self.factor * slow + plain * (1 - slow)
-
-    def _ramp(self, base: float, rotated: int) -> tuple[float, float]:
-        """The pairs where the ramp begins and ends."""
+        rotated = 2 * exponents.shape[0]
 
         def pair_with(turns: float) -> float:  # the pair that turns so many times over `original` positions
             return rotated * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-        first, last = pair_with(self.beta_fast), pair_with(self.beta_slow)
+        first, last = pair_with(self.beta_fast), pair_with(self.beta_slow)  # where the ramp begins and ends
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotated - 1)
-        return first, last + 0.001 if first == last else last  # 0.001 is transformers' guard against 0/0
+        last = last + 0.001 if first == last else last  # transformers' guard against 0/0
+        pair = torch.arange(exponents.shape[0], dtype=plain.dtype, device=plain.device)
+        slow = ((pair - first) / (last - first)).clamp(0, 1)  # 0 for fast pairs, 1 for slow pairs
+        return plain / self.factor * slow + plain * (1 - slow)
 
 
 @dataclass(frozen=True)
@@ -192,8 +190,7 @@ class Llama3(Scaling):
         if self.low >= self.high:
             raise ValueError(f"low must be below high, got low={self.low}, high={self.high}")
 
-    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:
-        """The plain frequencies, the divided ones, and the ramp between."""
+    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         plain = 1.0 / base**exponents
         turns = self.original * plain / (2 * math.pi)
         fast = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
@@ -236,29 +233,26 @@ class LongRope(Scaling):
         above_zero("factor or attention_factor", self.attention_factor if self.factor is None else self.factor)
 
     @property
-    def magnitude(self) -> float:
-        """The attention factor, given or derived."""
+    def magnitude(self) -> float:  # noqa: D102
         if self.factor is None:
             assert self.attention_factor is not None
             return self.attention_factor
         return math.sqrt(1 + math.log(max(self.factor, 1.0)) / math.log(self.original))
 
-    def fit(self, rotated: int) -> None:
-        """Raise ValueError unless both sets have one number per pair."""
+    def fit(self, rotated: int) -> None:  # noqa: D102
         if not len(self.short) == len(self.long) == rotated // 2:
             raise ValueError(
                 f"LongRope needs {rotated // 2} numbers in short and in long for {rotated} turned columns, "
                 f"got {len(self.short)} and {len(self.long)}"
             )
 
-    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:
-        """The frequencies divided by the set that the length asks for."""
+    def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         short, long = (torch.tensor(s, dtype=exponents.dtype, device=exponents.device) for s in (self.short, self.long))
         return 1.0 / (torch.where(length > self.original, long, short) * base**exponents)
 
 
 class Angles(NamedTuple):
-    """What `Rotary.turn` turns by: (N, R/2) each, or (B, N, R/2)."""
+    """Cosines and sines for `Rotary.turn`: (N, R/2) each, or (B, N, R/2)."""
 
     cos: Tensor
     sin: Tensor
@@ -273,12 +267,17 @@ class Rotary:
     >>> rotary.turn(x, torch.tensor([0, 1])).round(decimals=2).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.5400000214576721, 0.0, 0.8399999737739563, 0.0]]
 
-    dim: head size D. base: the slowest pair turns about 1/base per position.
-    layout: which columns are a pair: "half" (p, p + R/2), as LLaMA and GPT-NeoX on Hugging Face;
-    "interleaved" (2p, 2p + 1), as GPT-J and the paper.
-    rotated: R, only the first R columns turn and the rest pass through; default all.
-    scaling: `LinearScaling`, `DynamicNTK`, `Yarn`, `Llama3`, `LongRope`, or None.
-    Raises ValueError for odd or too large sizes, a base not above 1, an unknown layout; TypeError for another scaling.
+    Args:
+        dim: head size D.
+        base: the slowest pair turns about 1/base per position.
+        layout: which columns are a pair: "half" (p, p + R/2), as LLaMA and GPT-NeoX on Hugging Face; "interleaved"
+            (2p, 2p + 1), as GPT-J and the paper.
+        rotated: R, only the first R columns turn and the rest pass through; default all.
+        scaling: `LinearScaling`, `DynamicNTK`, `Yarn`, `Llama3`, `LongRope`, or None.
+
+    Raises:
+        TypeError: another scaling.
+        ValueError: odd or too large sizes, a base not above 1, or an unknown layout.
     """
 
     dim: int
@@ -338,9 +337,16 @@ class Rotary:
         >>> torch.allclose(a, b, atol=1e-4)                    # only distances count
         True
 
-        positions: integers (N,), or (B, N) for x (B, N, D) or (B, H, N, D); or what `angles` made of them, so that the
-        layers of a model share one set. Angles and turning are in fp32, for fp64 in fp64. Raises TypeError if x is not
-        floating or positions not integer, ValueError if the shapes do not fit, or angles are another Rotary's by width.
+        Angles and turning are in fp32, for fp64 in fp64.
+
+        Args:
+            x: (…, N, D).
+            positions: integers (N,), or (B, N) for x (B, N, D) or (B, H, N, D); or the `angles` of them, so that the
+                layers of a model share one set.
+
+        Raises:
+            TypeError: x is not floating point, or positions are not integers.
+            ValueError: shapes that do not fit, or angles of a Rotary of another width.
         """
         if isinstance(positions, Tensor):
             self._check(x, positions)
@@ -352,7 +358,13 @@ class Rotary:
         cos, sin = positions.cos, positions.sin  # (…, N, R/2)
         if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)
-        turned = self._turn(x[..., : self.width], cos, sin).to(x.dtype)
+        part, half = x[..., : self.width], self.layout == "half"
+        if torch.is_grad_enabled():  # or the gradients of both products with a would be rounded before they are added
+            part = part.to(cos.dtype)
+        # Every pair (a, b) becomes (a·cos − b·sin, b·cos + a·sin), in the dtype of the angles.
+        a, b = part.chunk(2, -1) if half else (part[..., 0::2], part[..., 1::2])  # (…, N, R/2) each
+        pair = (a * cos - b * sin, b * cos + a * sin)
+        turned = (torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)).to(x.dtype)
         return turned if self.width == self.dim else torch.cat([turned, x[..., self.width :]], -1)
 
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Angles:
@@ -366,15 +378,6 @@ class Rotary:
         frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
         angles = positions.to(dtype).unsqueeze(-1) * frequencies  # (…, N, R/2)
         return Angles(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
-
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turn every pair (a, b) of x (…, N, R) into (a·cos − b·sin, b·cos + a·sin), in the dtype of the angles."""
-        half = self.layout == "half"
-        if torch.is_grad_enabled():  # or the gradients of both products with a would be rounded before they are added
-            x = x.to(cos.dtype)
-        a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])  # (…, N, R/2) each
-        pair = (a * cos - b * sin, b * cos + a * sin)
-        return torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)
 
     def _check(self, x: Tensor, positions: Tensor) -> None:
         self._check_vectors(x)
@@ -402,7 +405,7 @@ class Rotary:
 
 
 def _check_places(x: Tensor, places: torch.Size) -> None:
-    """Refuse positions of such a shape, or their angles, for x (…, N, D)."""
+    """Raise ValueError unless positions of this shape, or their angles, fit x (…, N, D)."""
     fits = len(places) == 1 or (len(places) == 2 and x.ndim in (3, 4) and places[0] in (1, x.shape[0]))
     if not fits or places[-1] != x.shape[-2]:
         raise ValueError(
@@ -412,9 +415,6 @@ def _check_places(x: Tensor, places: torch.Size) -> None:
 
 
 def above_zero(name: str, value: float | None) -> None:
-    """Raise ValueError unless the number is above 0 and finite.
-
-    >>> above_zero("factor", 2.0)
-    """
+    """Raise ValueError unless the number is above 0 and finite."""
     if value is None or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value}")

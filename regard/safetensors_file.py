@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.parsing import Refusal, parsed
+from regard.files import Refusal, parsed
 
 __all__ = ["DTYPES", "Entry", "TensorFile", "TensorFileError", "check_tensor", "write_tensors"]
 

@@ -1,7 +1,4 @@
-"""Small tables as plain text and as HTML, for what the library prints. Knows nothing of attention.
-
-Columns line up also where signs are two cells wide, as Hangul is.
-"""
+"""Small tables as plain text and as HTML; columns line up also where characters are two cells wide, as Hangul is."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ def width(string: str) -> int:
 
 
 def pad(string: str, cells: int, right: bool = False) -> str:
-    """The string filled with spaces to a width in terminal cells; `right` puts the string to the right."""
+    """The string padded with spaces to a width in terminal cells, on the left if `right`."""
     space = " " * max(0, cells - width(string))
     return space + string if right else string + space
 
 
 def number(value: float) -> str:
-    """A float in few signs.
+    """A float with few digits.
 
     >>> number(0.25), number(0.0), number(1234567.0), number(float("-inf")), number(0.00002)
     ('0.25', '0', '1.23e+06', '-inf', '2e-05')

@@ -1,4 +1,4 @@
-"""The one numeric rule, and the conformance suite that every backend passes. Import it to judge an attention of yours.
+"""The numeric rule, and the conformance suite that every backend passes. Import it to test an attention of your own.
 
 The rule. truth = the definition in fp64; baseline = the definition in the dtype at hand. An implementation may err
     err(ours) ≤ 2 · (err(baseline) + one rounding step at the output's scale)        (3 · for gradients)
@@ -6,17 +6,17 @@ with err the largest absolute error, and everything finite. No table of toleranc
 
 - The scale is the largest entry of truth; for gradients, of all gradients of the call together: terms of that size
   cancel in each of them, and cancel to nothing in q's and k's where a row sees one key only.
-- In fp64 truth and baseline would be one computation and differ by nothing. There the baseline walks every axis
-  backwards and takes its weights from lse: the same numbers but for what fp64's own rounding does to them.
+- In fp64 truth and baseline would be one computation. There the baseline walks every axis backwards and takes its
+  weights from lse, so that the two differ by fp64's own rounding.
 
 The suite. `cases()` is the grid arguments × masks × shapes, every axis a different size, Nq ≠ Nk both ways, rows that
-see nothing, hidden tiles; `conform(attention, case, dtype)` judges one cell of it, forward and gradient.
+see nothing, hidden tiles; `conform(attention, case, dtype)` tests one cell of it, forward and gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -25,8 +25,9 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends import reference
-from regard.backends.call import cells_of_bias, cells_of_mask, prepare
-from regard.masks import Mask
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, prepare
+from regard.masks import DenseMask, Mask
+from regard.masks.biases import DenseBias
 from regard.positions import alibi
 
 __all__ = ["ARGUMENTS", "MASKS", "SHAPES", "Case", "Shape", "assert_rule", "cases", "conform", "largest_error"]
@@ -62,8 +63,13 @@ def assert_rule(
     Traceback (most recent call last):
     AssertionError: output errs by 1 at (0,); allowed 5.36e-08 = 2 · (baseline 2.98e-09 + one rounding step 2.38e-08)
 
-    ours, baseline: in the dtype being judged.  truth: in fp64.  gradient: allow 3 instead of 2.
-    scale: what a rounding step is a step of; default the largest entry of truth.
+    Args:
+        ours: the tensor under test.
+        baseline: the definition in the same dtype.
+        truth: the definition in fp64.
+        gradient: allow 3 instead of 2.
+        scale: what a rounding step is a step of; default the largest entry of truth.
+        what: its name in the message.
     """
     if ours.shape != truth.shape:
         raise AssertionError(f"{what} has shape {tuple(ours.shape)}, expected {tuple(truth.shape)}")
@@ -117,10 +123,6 @@ def _rows_without_keys(s: Shape) -> Mask:
     return masks.dense(cells)
 
 
-def _ids(s: Shape) -> Tensor:
-    return torch.arange(s.nk).expand(s.batch, s.nk) // (3 + torch.arange(s.batch)[:, None])
-
-
 def _lengths(s: Shape) -> Tensor:
     return torch.tensor([s.nk - 2 * b for b in range(s.batch)]).clamp(min=0)
 
@@ -137,7 +139,9 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
     "padding right": lambda s: masks.padding(_lengths(s)),
     "padding left": lambda s: masks.padding(_lengths(s), side="left"),
     "padding booleans": lambda s: masks.padding(torch.arange(s.nk) % 3 != torch.arange(s.batch)[:, None] % 3),
-    "documents": lambda s: masks.documents(_ids(s)),
+    "documents": lambda s: masks.documents(
+        torch.arange(s.nk).expand(s.batch, s.nk) // (3 + torch.arange(s.batch)[:, None])
+    ),
     "globals": lambda s: masks.globals([0, s.nk // 2]),
     "queries": lambda s: masks.queries(torch.arange(s.nq) % 3 != torch.arange(s.batch)[:, None] % 3),
     "blocks": lambda s: masks.random_blocks(max(s.nq, s.nk), 4, count=1, seed=3, num_heads=s.num_heads),
@@ -150,16 +154,11 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
 }
 
 
-FINER = 1 + 2**-30  # what fp64 is given must not be a number of fp32: who rounds to fp32 on the way would not be seen
+FINER = 1 + 2**-30  # makes fp64 inputs that fp32 cannot hold, so that rounding to fp32 on the way shows
 
 
 def _bias(s: Shape, dtype: torch.dtype) -> Tensor:
     return (torch.randn(s.num_heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).double() * FINER).to(dtype)
-
-
-def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
-    bias = _bias(s, dtype)
-    return bias.masked_fill(bias > 1, -inf)
 
 
 def _sinks(s: Shape, dtype: torch.dtype) -> Tensor:
@@ -173,7 +172,7 @@ ARGUMENTS: dict[str, Callable[[Shape, torch.dtype], dict[str, Any]]] = {
     "zero scale": lambda s, t: {"scale": 0.0},
     "softcap": lambda s, t: {"softcap": 1.5},
     "bias": lambda s, t: {"bias": _bias(s, t)},
-    "bias with −∞": lambda s, t: {"bias": _bias_with_hidden(s, t)},
+    "bias with −∞": lambda s, t: {"bias": _bias(s, t).masked_fill(_bias(s, t) > 1, -inf)},
     "ALiBi": lambda s, t: {"bias": alibi(s.num_heads)},
     "sinks": lambda s, t: {"sinks": _sinks(s, t)},
     "all together": lambda s, t: {"scale": 0.9, "softcap": 3.0, "bias": _bias(s, t), "sinks": _sinks(s, t)},
@@ -247,13 +246,23 @@ def _definition(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
 
 def _backwards(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
     """The definition with queries, keys and columns in reverse and weights e^(s − lse), as fused backward passes do."""
-    call = prepare(q, k, v, **extra)
-    visible, bias = (None if c is None else c.flip(-1, -2) for c in (cells_of_mask(call), cells_of_bias(call)))
-    q, k, v = (x.flip(-1, -2) for x in (call.q, call.k, call.v))
-    made = reference.define(q, k, v, visible, bias, scale=call.scale, softcap=call.softcap, sinks=call.sinks)
-    lse = torch.where(made.lse == -inf, 0.0, made.lse).unsqueeze(-1)
-    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    return (torch.exp(made.masked - lse) @ values).flip(-1, -2)
+    stages = reference.stages(reversed_call(prepare(q, k, v, **extra)))
+    lse = torch.where(stages.lse == -inf, 0.0, stages.lse).unsqueeze(-1)
+    values = v.flip(-1, -2).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return (torch.exp(stages.masked - lse) @ values).flip(-1, -2)
+
+
+def reversed_call(call: Call) -> Call:
+    """The call with queries, keys and columns in reverse order."""
+    visible, bias = cells_of_mask(call), cells_of_bias(call)
+    return replace(
+        call,
+        q=call.q.flip(-1, -2),
+        k=call.k.flip(-1, -2),
+        v=call.v.flip(-1, -2),
+        mask=None if visible is None else DenseMask(visible.flip(-1, -2)),
+        bias=None if bias is None else DenseBias(bias.flip(-1, -2)),
+    )
 
 
 def _differentiate(

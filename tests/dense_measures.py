@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.backends import reference
-from regard.backends.call import Call, cells_of_bias, cells_of_mask, prepare
+from regard.backends.call import Call, prepare
 from regard.masks.tiles import cell_edges
-from regard.testing import Case, assert_rule
+from regard.testing import Case, assert_rule, reversed_call
 
 
 def dense_measures(weights: Tensor, masked: Tensor, lse: Tensor, sinks: Tensor | None, size: int) -> dict[str, Tensor]:
@@ -75,9 +75,7 @@ def measures_from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tenso
     are reversed, since truth and baseline would otherwise be one computation.
     """
     flip = (lambda x, *axes: x.flip(axes)) if backwards else (lambda x, *axes: x)
-    visible, bias = (None if c is None else flip(c, -1, -2) for c in (cells_of_mask(call), cells_of_bias(call)))
-    q, k, v = (flip(x, -1, -2) for x in (call.q, call.k, call.v))
-    made = reference.define(q, k, v, visible, bias, scale=call.scale, softcap=call.softcap, sinks=call.sinks)
+    made = reference.stages(reversed_call(call) if backwards else call)
     weights = torch.exp(made.masked - torch.where(made.lse == -inf, 0.0, made.lse).unsqueeze(-1))
     weights, masked, lse = flip(weights, -1, -2), flip(made.masked, -1, -2), flip(made.lse, -1)
     return dense_measures(weights, masked, lse, call.sinks, size)

@@ -1,4 +1,4 @@
-"""Frames: exact coordinates, and composition against a picture followed pixel by pixel. It opens no file."""
+"""Frames: exact coordinates, and composition against an image followed pixel by pixel. It opens no file."""
 
 import numpy as np
 import pytest
@@ -10,15 +10,15 @@ from regard.layouts import Frame
 SIDES = st.integers(1, 40)
 
 
-def test_whole_picture_maps_every_box_to_itself():
+def test_whole_image_maps_every_box_to_itself():
     boxes = [[0, 0, 7, 11], [2, 3, 5, 6]]
     assert Frame.whole(7, 11).boxes(boxes).tolist() == boxes
 
 
-def test_all_pixels_of_a_resized_picture_cover_all_of_it():
+def test_all_pixels_of_a_resized_image_cover_all_of_it():
     frame = Frame.whole(7, 11).resized(13, 5)
     np.testing.assert_allclose(frame.boxes([0, 0, 13, 5]), [0, 0, 7, 11], rtol=1e-12)
-    assert frame.picture == (7, 11)
+    assert frame.image_size == (7, 11)
     assert frame.pixels == (13, 5)
 
 
@@ -29,7 +29,7 @@ def test_crop_after_resize_counts_in_resized_pixels():
     assert frame.boxes([0, 0, 3, 2]).tolist() == [2, 8, 8, 16]
 
 
-def test_padding_lies_outside_the_picture():
+def test_padding_lies_outside_the_image():
     frame = Frame.whole(3, 7).cropped(-2, 0, 7, 7)
     assert frame.boxes([[0, 0, 2, 7], [2, 0, 5, 7], [5, 0, 7, 7]]).tolist() == [
         [-2, 0, 0, 7],
@@ -81,7 +81,7 @@ def test_every_pixel_lies_where_repeating_and_cutting_an_array_puts_it(by_y, by_
     ],
 )
 def test_frame_without_pixels_is_refused(make):
-    with pytest.raises(ValueError, match=r"1.*0.*3"):
+    with pytest.raises(ValueError, match=r"1.*0"):
         make()
 
 

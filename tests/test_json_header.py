@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.parsing import Refusal, parsed
+from regard.files import Refusal, parsed
 
 
 class DamagedError(ValueError):

@@ -26,8 +26,8 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"atomic_files", "checks", "devices", "locale", "parsing", "tables"},
-    {"safetensors_file", "costs", "masks", "stages", "layouts"},
+    {"checks", "devices", "files", "locale", "tables"},
+    {"safetensors_file", "costs", "masks", "layouts"},
     {"rotary"},
     {"positions"},
     {"backends"},
@@ -381,7 +381,7 @@ def test_help_of_the_command_line_needs_no_torch():
 def test_help_of_the_command_line_loads_the_commands_and_nothing_that_they_call():
     used = loaded("sys.argv = ['regard', '--help']\nfrom regard.cli import main\nmain()")
     ours = {name for name in used if name.startswith("regard.") and not name.startswith("regard.cli")}
-    assert ours <= {"regard.locale", "regard.parsing", "regard.tables"}, "which import the standard library alone"
+    assert ours <= {"regard.locale", "regard.files", "regard.tables"}, "which import the standard library alone"
     assert {name.partition(".")[0] for name in used} & {"pydantic", "httpx", "PIL", "pygments", "asyncio"} == set()
 
 

@@ -85,7 +85,7 @@ def test_windows_own_the_pixels_that_padding_rolling_and_cutting_bring_there(pix
     expected = windows_of(grid, window, shift)
     assert owners(layout, pixels[1]) == expected
     assert (layout.kind == "patch").tolist() == [[bool(owned) for owned in row] for row in expected]
-    assert (layout.picture == 0).tolist() == [[bool(owned) for owned in row] for row in expected]
+    assert (layout.image == 0).tolist() == [[bool(owned) for owned in row] for row in expected]
     assert set(layout.kind.ravel()) <= {"patch", "padding"}
 
 
@@ -110,11 +110,11 @@ def test_stages_of_a_swin_own_the_pixels_of_their_children(pixels, patch, window
 def test_a_grid_owns_its_patches_row_by_row_and_other_tokens_own_nothing(pixels, patch, before, after):
     grid = cut_into_patches(*pixels, patch)
     kinds = ["cls", "register"]
-    layout = Layout.grid(len(grid), len(grid[0]), patch, kinds[:before], kinds[:after], picture=3, pixels=pixels)
+    layout = Layout.grid(len(grid), len(grid[0]), patch, kinds[:before], kinds[:after], image=3, pixels=pixels)
     patches = [owned for row in grid for owned in row]
     assert owners(layout, pixels[1])[0] == [set()] * before + patches + [set()] * after
     assert layout.kind[0].tolist() == kinds[:before] + ["patch"] * len(patches) + kinds[:after]
-    assert set(layout.picture.ravel()) == {3}
+    assert set(layout.image.ravel()) == {3}
 
 
 def test_patches_leave_out_the_pixels_that_make_no_whole_patch():
@@ -176,22 +176,22 @@ def test_windows_are_those_that_transformers_makes():
 
 
 def test_text_latents_and_patches_join_in_order():
-    whole = Layout.text(2) + Layout.latents(3, picture=1) + Layout.grid(1, 2, (4, 5), picture=0) + Layout.text(1)
+    whole = Layout.text(2) + Layout.latents(3, image=1) + Layout.grid(1, 2, (4, 5), image=0) + Layout.text(1)
     assert whole.shape == (1, 9)
     assert whole.kind[0].tolist() == ["text"] * 2 + ["latent"] * 3 + ["cls"] + ["patch"] * 2 + ["text"]
-    assert whole.picture[0].tolist() == [-1, -1, 1, 1, 1, 0, 0, 0, -1]
+    assert whole.image[0].tolist() == [-1, -1, 1, 1, 1, 0, 0, 0, -1]
     assert np.isnan(whole.box[0, [0, 1, 2, 3, 4, 5, 8]]).all()
     assert whole.box[0, 7].tolist() == [0, 5, 4, 10]
 
 
 def test_layouts_print_in_one_line():
-    assert repr(Layout.grid(14, 14, (16, 16))) == "Layout(1 cls, 196 patches of picture 0)"
+    assert repr(Layout.grid(14, 14, (16, 16))) == "Layout(1 cls, 196 patches of image 0)"
     assert repr(Layout.text(0)) == "Layout(no tokens)"
-    assert repr(Layout.text(1) + Layout.latents(2, picture=1)) == "Layout(1 text, 2 latents of picture 1)"
-    two = Layout.grid(1, 1, (2, 2), before=()) + Layout.grid(1, 1, (2, 2), before=(), picture=1)
-    assert repr(two) == "Layout(1 patch of picture 0, 1 patch of picture 1)"
+    assert repr(Layout.text(1) + Layout.latents(2, image=1)) == "Layout(1 text, 2 latents of image 1)"
+    two = Layout.grid(1, 1, (2, 2), before=()) + Layout.grid(1, 1, (2, 2), before=(), image=1)
+    assert repr(two) == "Layout(1 patch of image 0, 1 patch of image 1)"
     padded = Layout.windows(3, 5, (4, 4), (2, 2), (1, 1))
-    assert repr(padded) == "Layout(6 windows of 4: 15 patches of picture 0, 9 padding)"
+    assert repr(padded) == "Layout(6 windows of 4: 15 patches of image 0, 9 padding)"
 
 
 def test_a_patch_is_found_by_a_place_in_it():
@@ -200,10 +200,10 @@ def test_a_patch_is_found_by_a_place_in_it():
     assert layout.at(4, 6.999) == (0, 7)  # the upper edge is the patch's own, the right one its neighbour's
     assert layout.at(3.999, 7) == (0, 3)
     assert layout.at(11.5, 34.5) == (0, 16)
-    with pytest.raises(LookupError, match=r"picture.*0.*\(12, 3\).*Layout.*1"):
+    with pytest.raises(LookupError, match=r"image.*0.*\(12, 3\).*Layout.*1"):
         layout.at(12, 3)
-    with pytest.raises(LookupError, match=r"picture.*1"):
-        layout.at(0, 0, picture=1)
+    with pytest.raises(LookupError, match=r"image.*1"):
+        layout.at(0, 0, image=1)
 
 
 def test_indices_of_a_kind_name_window_and_place():
@@ -220,7 +220,7 @@ def test_equal_layouts_are_equal_and_hash_alike():
     assert one == same
     assert hash(one) == hash(same)
     assert one != Layout.grid(2, 3, (4, 6))
-    assert one != Layout.grid(2, 3, (4, 5), picture=1)
+    assert one != Layout.grid(2, 3, (4, 5), image=1)
     assert one != Layout.grid(2, 3, (4, 5), before=("register",))
     assert one != "Layout"
 
@@ -231,7 +231,7 @@ def test_a_layout_cannot_be_changed():
     given[0, 0] = "cls"
     assert layout.kind[0, 0] == "text"
     with pytest.raises(ValueError, match="read-only"):
-        layout.picture[0, 0] = 1
+        layout.image[0, 0] = 1
 
 
 def test_sides_compare_by_what_they_hold():
@@ -247,7 +247,7 @@ BOXES = np.array([[[0, 0, 4, 4], [0, 4, 4, 8.0]]])
 
 
 @pytest.mark.parametrize(
-    ("kind", "picture", "box", "message"),
+    ("kind", "image", "box", "message"),
     [
         (
             ["text"],
@@ -258,7 +258,7 @@ BOXES = np.array([[[0, 0, 4, 4], [0, 4, 4, 8.0]]])
         ([["text"] * 2], [[0]], NAN, "layout"),
         ([["text"] * 2], [[0, 0]], NAN[..., :2], "layout"),
         ([["text", "image"]], [[0, 0]], NAN, rf"'image'.*{', '.join(KINDS)}"),
-        ([["patch"] * 2], [[0, -1]], BOXES, r"patch.*picture.*0"),
+        ([["patch"] * 2], [[0, -1]], BOXES, r"patch.*image.*0"),
         ([["text"] * 2], [[-1, -2]], NAN, "−1"),
         ([["patch", "text"]], [[0, 0]], BOXES, r"patch.*NaN"),
         ([["patch"] * 2], [[0, 0]], NAN, "patch"),
@@ -267,23 +267,23 @@ BOXES = np.array([[[0, 0, 4, 4], [0, 4, 4, 8.0]]])
         ([["patch"] * 2], [[0, 0]], np.where(BOXES == 4, np.inf, BOXES), "patch"),
     ],
 )
-def test_arrays_that_do_not_go_together_are_refused(kind, picture, box, message):
+def test_arrays_that_do_not_go_together_are_refused(kind, image, box, message):
     with pytest.raises(ValueError, match=message):
-        Layout(kind, picture, box)
+        Layout(kind, image, box)
 
 
 def test_what_cannot_be_laid_out_is_refused():
-    with pytest.raises(ValueError, match=r"-1.*0"):
+    with pytest.raises(ValueError, match=r"0.*-1"):
         Layout.text(-1)
-    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
-        Layout.latents(3, picture=-1)
-    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
-        Layout.grid(1, 1, (4, 4), picture=-1)
-    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
-        Layout.windows(1, 1, (4, 4), picture=-1)
-    with pytest.raises(ValueError, match=r"0.*1"):
+    with pytest.raises(ValueError, match=r"image.*0.*-1"):
+        Layout.latents(3, image=-1)
+    with pytest.raises(ValueError, match=r"image.*0.*-1"):
+        Layout.grid(1, 1, (4, 4), image=-1)
+    with pytest.raises(ValueError, match=r"image.*0.*-1"):
+        Layout.windows(1, 1, (4, 4), image=-1)
+    with pytest.raises(ValueError, match=r"1.*0"):
         Layout.grid(0, 3, (4, 4))
-    with pytest.raises(ValueError, match=r"0.*1"):
+    with pytest.raises(ValueError, match=r"1.*0"):
         Layout.grid(3, 3, (4, 0))
     with pytest.raises(ValueError, match=r"3.*1.*0"):
         Layout.windows(3, 3, (4, 4), (4, 3), (3, 3))
@@ -295,11 +295,11 @@ def test_what_cannot_be_laid_out_is_refused():
         Layout.windows(2, 3, (4, 5), (2, 2), (0, 0), pixels=(8, 10))
     with pytest.raises(ValueError, match=r"1.*Layout.*4"):
         Layout.text(4) + Layout.windows(4, 4, (2, 2), (2, 2), (0, 0))
-    with pytest.raises(ValueError, match=r"stage.*-1.*0"):
+    with pytest.raises(ValueError, match=r"stage.*0.*-1"):
         Sides.windows(32, stage=-1, shifted=False)
-    with pytest.raises(ValueError, match=r"patch.*0.*1"):
+    with pytest.raises(ValueError, match=r"patch.*1.*0"):
         Sides.windows(32, stage=0, shifted=False, patch=0)
-    with pytest.raises(ValueError, match=r"patch.*0.*1"):
+    with pytest.raises(ValueError, match=r"patch.*1.*0"):
         Sides.patches(32, patch=0)
     with pytest.raises(ValueError, match=r"15.*32.*pixels.*patch.*16"):
         Sides.patches((15, 32))
@@ -309,11 +309,11 @@ def test_sides_that_do_not_go_together_are_refused():
     patches, frame = Layout.grid(2, 3, (4, 5)), Frame.whole(8, 15)
     with pytest.raises(ValueError, match=r"Layout\(6 text\).*Layout.*4"):
         Sides(Layout.text(6), Layout.windows(4, 4, (2, 2), (2, 2), (0, 0)), (frame,))
-    with pytest.raises(ValueError, match=r"picture.*0.*picture"):
+    with pytest.raises(ValueError, match=r"image.*0.*image"):
         Sides(Layout.text(6), patches, ())
-    with pytest.raises(ValueError, match=r"picture.*1"):
-        Sides(Layout.latents(2, picture=1), patches, (frame,))
-    beyond = r"picture.*0.*8.*15.*8.*14.*pixels="
+    with pytest.raises(ValueError, match=r"image.*1"):
+        Sides(Layout.latents(2, image=1), patches, (frame,))
+    beyond = r"image.*0.*8.*15.*8.*14.*pixels="
     with pytest.raises(ValueError, match=beyond):
         Sides(patches, Layout.text(1), (Frame.whole(8, 14),))
     assert Sides(patches, patches, [frame]).frames == (frame,)

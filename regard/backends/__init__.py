@@ -42,8 +42,8 @@ MODULES: dict[str, ModuleType] = {
 }
 NAMES = tuple(MODULES)
 
-SMALL = 512 * 512  # cells per head up to which nobody waits for a kernel to be compiled
-FEW_QUERIES = 64  # whose dense mask is small; our kernels have a program for so many, and would leave a GPU idle
+SMALL = 512 * 512  # cells per head up to which compiling a kernel does not pay
+FEW_QUERIES = 64  # their dense mask is small; our kernels have one program for so many and would leave a GPU idle
 # On the CPU, fp32, 1 and 12 heads of 64, windows, documents and prefixes of 520 to 2048 positions: `sparse` against a
 # dense mask is 0.4 to 2.4× as fast at 520, 0.9 to 3× at 768, 1.2 to 5× at 1024 and more beyond, if no more than 0.6 of
 # the cells are computed; against `tiled` it is 1.1 to 8× as fast.
@@ -72,8 +72,13 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
     module = load(name)
     reason = module.unsupported_reason(call)
     if reason is not None:
-        raise ValueError(f"backend {name!r} cannot do this call: {reason}. backend='auto' would take {_auto(call)!r}")
+        auto = _name(choose(call))
+        raise ValueError(f"backend {name!r} cannot do this call: {reason}. backend='auto' would take {auto!r}")
     return module
+
+
+def _name(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2]
 
 
 def ranked(call: Call) -> tuple[str, ...]:
@@ -84,7 +89,7 @@ def ranked(call: Call) -> tuple[str, ...]:
         if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
             dense = call.mask is None or _cells(call) <= MOST_DENSE
             return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
-        # A kernel takes seconds to compile: for what a dense mask does at once, nobody would wait.
+        # A kernel takes seconds to compile, a small dense mask no time.
         if call.sizes[2] * call.sizes[3] <= SMALL:
             return ("sdpa", "tiled", "sparse", "flex", "reference")
         if call.sizes[2] < FEW_QUERIES:
@@ -119,16 +124,12 @@ def _cells(call: Call) -> int:
     return nq * nk * prod((1, 1) if call.mask is None else call.mask.leading)
 
 
-@untraced("whether a mask is sparse is seen by its tiles; a named backend asks nothing")
+@untraced("whether a mask is sparse is read from its tiles; a named backend reads nothing")
 def _share(call: Call) -> float:
-    """How many of all cells lie in visible tiles; all, where there are no numbers to see it by."""
+    """The share of all cells that lie in visible tiles; 1 where the tensors have no values to tell."""
     if not call.numpy and not has_numbers(call.q):
         return 1.0
     return visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu")).share
-
-
-def _auto(call: Call) -> str:
-    return choose(call).__name__.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -180,4 +181,4 @@ def explain(
     reasons = [(name, load(name).unsupported_reason(call)) for name in ranked(call)]
     reasons.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
     rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in reasons)
-    return Explanation(_auto(call), rows)
+    return Explanation(_name(choose(call)), rows)

@@ -1,7 +1,8 @@
-"""One call of attention, checked and in one form: what every backend receives."""
+"""One call of attention, checked and with four axes, and what several backends do with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -18,6 +19,7 @@ from regard.masks.biases import Bias, DenseBias, as_bias
 from regard.masks.rules import four_axes
 
 __all__ = [
+    "BiasGradient",
     "Call",
     "TileDropout",
     "as_given",
@@ -25,7 +27,6 @@ __all__ = [
     "cells_of_mask",
     "custom_kernel_unsupported_reason",
     "forward_mode_unsupported_reason",
-    "keep_mask",
     "prepare",
     "rows_together",
 ]
@@ -35,7 +36,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(eq=False, slots=True)  # not frozen, which would cost 2 µs a call; nobody writes to it
 class Call:
-    """Checked arguments. Arrays are NumPy or torch, as given; heads and batch are always there."""
+    """The checked arguments of one attention. Arrays are NumPy or torch, always with batch and heads."""
 
     q: Any  # (B, H, Nq, D)
     k: Any  # (B, Hkv, Nk, D)
@@ -57,8 +58,7 @@ class Call:
     @property
     def wide(self) -> torch.dtype:
         """The dtype of scores and softmax: fp32, or fp64 for what is wider."""
-        narrow = self.q.dtype.itemsize <= 4
-        return torch.float32 if narrow else torch.float64
+        return torch.float32 if self.q.dtype.itemsize <= 4 else torch.float64
 
     @property
     def extras(self) -> tuple[Tensor, ...]:
@@ -170,26 +170,20 @@ def as_given(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-def keep_mask(call: Call) -> Tensor:
-    """Dropout's factor of each weight: 0, or 1/(1 − p); drawn from torch's generator. (B, H, Nq, Nk)."""
-    kept = torch.rand(call.sizes, device=call.device, dtype=call.wide) >= call.dropout
-    return kept.to(call.wide) / (1 - call.dropout)
-
-
 @dataclass(frozen=True)
 class TileDropout:
-    """Dropout's factors for weights that are computed tile by tile: the same for a tile whenever it is asked for."""
+    """Dropout of weights that are computed tile by tile, forward and again backward: the same for a tile each time."""
 
     rate: float
     seed: int
 
     @classmethod
     def of(cls, call: Call) -> TileDropout:
-        """With a seed of its own, drawn from torch's generator."""
+        """With a seed drawn from torch's generator."""
         return cls(call.dropout, int(torch.randint(1 << 62, ())) if call.dropout else 0)
 
     def __call__(self, p: Tensor, number: int) -> Tensor:
-        """The weights p of the tile with that number, some of them 0 and the others larger by 1/(1 − rate)."""
+        """The weights p of a tile, by its number, after dropout."""
         if not self.rate:
             return p
         generator = torch.Generator(p.device).manual_seed(self.seed + number)
@@ -197,16 +191,38 @@ class TileDropout:
         return p * kept / (1 - self.rate)
 
 
+class BiasGradient:
+    """The gradients towards the tensors that a bias was computed from, summed over tiles."""
+
+    def __init__(self, bias: Bias | None, tensors: list[Tensor], wanted: tuple[bool, ...], dtype: torch.dtype) -> None:
+        self.tensors, pairs = tensors, list(zip(tensors, wanted, strict=True))
+        self.leaves = tuple(t.detach().requires_grad_(want) for t, want in pairs)
+        self.totals = [torch.zeros_like(t, dtype=dtype) if want else None for t, want in pairs]
+        self.bias = None if bias is None else bias.with_tensors(self.leaves)
+        self.wanted = any(wanted)
+
+    def add(self, cells: Callable[[Bias], Tensor], d_s: Tensor) -> None:
+        """Add what the gradient d_s of the scores gives; `cells` evaluates the bias where d_s is."""
+        assert self.bias is not None
+        pairs = [(leaf, total) for leaf, total in zip(self.leaves, self.totals, strict=True) if total is not None]
+        with torch.enable_grad():  # around binding, too: it may change the dtype, which the gradient passes through
+            values = cells(self.bias)
+        parts = torch.autograd.grad(values, [leaf for leaf, _ in pairs], d_s.sum_to_size(values.shape))
+        for (_, total), part in zip(pairs, parts, strict=True):
+            total.add_(part)
+
+    def result(self) -> list[Tensor | None]:
+        """One gradient per tensor, in its dtype; None where none was wanted."""
+        return [None if g is None else g.to(t.dtype) for g, t in zip(self.totals, self.tensors, strict=True)]
+
+
 def rows_together(x: Tensor) -> Tensor:
-    """x, copied only where the numbers of a token do not lie side by side, as kernels read them."""
+    """x, copied only where the numbers of a token are not contiguous, as kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
-
-
 def _check_kind(*arrays: Any) -> bool:
-    """True for NumPy arrays, False for torch tensors; anything else, or both at once, is an error."""
+    """True for NumPy arrays, False for torch tensors."""
     if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
         dense = arrays[0].layout is arrays[1].layout is arrays[2].layout is torch.strided
         if not dense or arrays[0].is_nested or arrays[1].is_nested or arrays[2].is_nested:
@@ -248,24 +264,24 @@ def _check_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> 
             "q, k and v must have the same number of axes: (N, D), (B, N, D) or (…, H, N, D); "
             f"got {tuple(q)}, {tuple(k)}, {tuple(v)}"
         )
-    _equal("head size", "q", q[-1], "k", k[-1], -1)
+
+    def equal(what: str, a: str, n: int, b: str, m: int, axis: int) -> None:
+        if n != m:
+            raise ValueError(f"{what} differs: {a} has {n}, {b} has {m} (axis {axis})")
+
+    equal("head size", "q", q[-1], "k", k[-1], -1)
     if q[-1] == 0:
         raise ValueError(f"q and k have head size 0 (axis -1): {tuple(q)}, {tuple(k)}")
-    _equal("number of keys", "k", k[-2], "v", v[-2], -2)
+    equal("number of keys", "k", k[-2], "v", v[-2], -2)
     heads_at = len(q) - 3 if len(q) >= 4 else len(q)
     for axis in range(len(q) - 2):
         if axis != heads_at:
-            _equal("batch", "q", q[axis], "k", k[axis], axis)
-        _equal("heads" if axis == heads_at else "batch", "k", k[axis], "v", v[axis], axis)
+            equal("batch", "q", q[axis], "k", k[axis], axis)
+        equal("heads" if axis == heads_at else "batch", "k", k[axis], "v", v[axis], axis)
     if len(q) >= 4 and (k[-3] == 0 or q[-3] % k[-3]):
         raise ValueError(
             f"q has {q[-3]} heads and k has {k[-3]} (axis -3): the heads of q must be a multiple of the heads of k"
         )
-
-
-def _equal(what: str, a: str, n: int, b: str, m: int, axis: int) -> None:
-    if n != m:
-        raise ValueError(f"{what} differs: {a} has {n}, {b} has {m} (axis {axis})")
 
 
 def _number(name: str, value: object) -> float:
@@ -277,7 +293,6 @@ def _number(name: str, value: object) -> float:
 
 
 def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
-    """One logit per query head, (H,)."""
     heads = q.shape[-3] if q.ndim >= 4 else 1
     if not isinstance(sinks, np.ndarray if numpy else Tensor):
         raise TypeError(f"sinks must be {'a NumPy array' if numpy else 'a torch tensor'} like q, got {_kind(sinks)}")

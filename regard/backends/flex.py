@@ -70,13 +70,15 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
 
 def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     call = call.in_torch()
-    traced = torch.compiler.is_compiling()  # somebody compiles around us: no compilation or cache of our own
+    traced = torch.compiler.is_compiling()  # compiled from outside: no compilation or cache of our own
     kernel = _kernel if traced else _kernel_for(call, with_lse)
     mask, (_, _, nq, nk), device = call.mask, call.sizes, call.q.device
     if mask is None:
         blocks = None
+    elif traced:
+        blocks = _block_mask(mask, nq, nk, device)
     else:
-        blocks = _block_mask(mask, nq, nk, device) if traced else _kept_block_mask(mask, nq, nk, device)
+        blocks = _kept_block_mask(mask, nq, nk, device)
     grouped = call.k.shape[1] != call.sizes[1]
     # A bias that is looked up is loaded ahead like keys and values: three loads in flight would not fit into a core.
     tables = call.bias is not None and call.bias.holds_tensors and device.type == "cuda"
@@ -189,17 +191,16 @@ def _needed(guards: Any) -> list[bool]:
 
 
 def _score_mod(call: Call) -> Callable[..., Any] | None:
-    """Softcap and bias as FlexAttention wants them: a function of the scaled score and its indices."""
+    """Softcap and bias as FlexAttention takes them: a function of the scaled score and its indices."""
     _, _, nq, nk = call.sizes
     term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
     cap = call.softcap
+    # A function each, so that a closure holds what its kind of call needs and nothing else: torch.compile guards on it.
     if cap is None:
         return None if term is None else _add_bias(term)
     return _cap_score(cap) if term is None else _cap_and_add_bias(cap, term)
 
 
-# Functions of their own, so that each closure holds what its kind of call needs and nothing else: torch.compile guards
-# on what a closure holds.
 def _add_bias(term: IndexRule) -> Callable[..., Any]:
     return lambda score, b, h, i, j: score + term(b, h, i, j)
 
@@ -213,7 +214,6 @@ def _cap_and_add_bias(cap: float, term: IndexRule) -> Callable[..., Any]:
 
 
 def _kept_block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
-    """The block mask of an earlier call with this mask, or a new one."""
     return keep(mask, ("flex", nq, nk, device), lambda: _block_mask(mask, nq, nk, device))
 
 
@@ -234,5 +234,5 @@ def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Booleans (B, H, T, T') → how many are True in each row, (B, H, T), and all columns, theirs first."""
     order = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
-    # In one piece: the kernel finds its way in them by the sizes, and a sort keeps the strides that it was given.
+    # Contiguous: the kernel indexes them by their sizes, and a sort keeps the strides of its input.
     return chosen.sum(-1, dtype=torch.int32).contiguous(), order.to(torch.int32).contiguous()

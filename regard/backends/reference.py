@@ -9,11 +9,12 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
+import torch
 from array_api_compat import array_namespace
 
-from regard.backends.call import Call, cells_of_bias, cells_of_mask, keep_mask
+from regard.backends.call import Call, cells_of_bias, cells_of_mask
 
-__all__ = ["Stages", "define", "forward_with_lse", "how", "run", "unsupported_reason"]
+__all__ = ["Stages", "forward_with_lse", "how", "run", "stages", "unsupported_reason"]
 
 
 class Stages(NamedTuple):
@@ -29,30 +30,19 @@ class Stages(NamedTuple):
     lse: Any  # (B, H, Nq)
 
 
-def define(
-    q: Any,
-    k: Any,
-    v: Any,
-    visible: Any = None,
-    bias: Any = None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Any = None,
-    keep: Any = None,
-    lead: tuple[int, ...] | None = None,
-) -> Stages:
-    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv); `keep` is dropout's factor.
+def stages(call: Call, lead: tuple[int, ...] | None = None) -> Stages:
+    """All intermediates of a prepared call, with the leading axes `lead` instead of (B, H) if given.
 
-    `lead` are leading axes for the returned stages instead of (B, H). Each stage is computed from the returned one
-    before it, so that gradients with respect to any of them exist.
+    Each stage is computed from the returned one before it, so that gradients with respect to any of them exist.
     """
-    stages: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
     def stage(name: str, a: Any) -> Any:
-        stages[name] = a if lead is None else a.reshape(*lead, *a.shape[-2:])
-        return stages[name].reshape(a.shape)
+        kept[name] = a if lead is None else a.reshape(*lead, *a.shape[-2:])
+        return kept[name].reshape(a.shape)
 
+    q, k, v, scale, softcap, sinks = call.q, call.k, call.v, call.scale, call.softcap, call.sinks
+    visible, bias = call.native(cells_of_mask(call)), call.native(cells_of_bias(call))
     xp = array_namespace(q, k, v)
     wide = xp.result_type(q.dtype, xp.float32)  # scores and softmax in fp32 or wider
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
@@ -72,27 +62,12 @@ def define(
     peak = xp.where(peak == -inf, 0.0, peak)  # a row that sees nothing: all exponentials are 0, not NaN
     total = xp.sum(xp.exp(logits - peak), axis=-1, keepdims=True)
     weights = stage("weights", xp.exp(masked - peak) / xp.where(total == 0, 1.0, total))
-    kept = weights if keep is None else weights * keep
-    stage("output", xp.astype(kept @ xp.astype(v, wide), q.dtype))
+    if call.dropout:
+        keep = torch.rand(call.sizes, device=call.device, dtype=call.wide) >= call.dropout
+        weights = weights * call.native(keep.to(call.wide) / (1 - call.dropout))
+    stage("output", xp.astype(weights @ xp.astype(v, wide), q.dtype))
     lse = xp.where(total == 0, -inf, peak + xp.log(xp.where(total == 0, 1.0, total)))
-    return Stages(**stages, lse=lse[..., 0])
-
-
-def stages(call: Call, lead: tuple[int, ...] | None = None) -> Stages:
-    """All intermediates of a prepared call, with the leading axes `lead` instead of (B, H) if given."""
-    keep = keep_mask(call) if call.dropout else None
-    return define(
-        call.q,
-        call.k,
-        call.v,
-        call.native(cells_of_mask(call)),
-        call.native(cells_of_bias(call)),
-        scale=call.scale,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        keep=call.native(keep),
-        lead=lead,
-    )
+    return Stages(**kept, lse=lse[..., 0])
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -111,6 +86,6 @@ def run(call: Call) -> Any:
 
 
 def forward_with_lse(call: Call) -> tuple[Any, Any]:
-    """The output, and each row's lse (B, H, Nq), −∞ where it sees nothing; NumPy's for NumPy's arrays."""
-    made = stages(call)
-    return made.output, made.lse
+    """The output, and each row's lse (B, H, Nq), −∞ where it sees nothing."""
+    every = stages(call)
+    return every.output, every.lse

@@ -61,7 +61,7 @@ def how(call: Call) -> str:
 
 
 def plain(call: Call) -> Literal["full", "causal"] | None:
-    """What the kernel does without a dense N×N tensor, or None where it needs one.
+    """How the kernel does the call without a dense N×N tensor, or None where it needs one.
 
     SDPA's is_causal counts from the first key, as ours does when the offset is 0, by default when Nq = Nk. One query at
     the last position (a decoding step) sees every key.
@@ -109,36 +109,31 @@ def _fused(
     call: Call, q: Tensor, scale: float, with_lse: bool, cells: Tensor | None = None, is_causal: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """SDPA, with equal widths on the CPU, whose fused kernel needs Dv = D: zero columns change nothing."""
-    k, v, dv = call.k, call.v, call.v.shape[-1]
+    k, v, dv, dropout = call.k, call.v, call.v.shape[-1], call.dropout
     if q.device.type == "cpu" and dv != q.shape[-1]:
         width = max(dv, q.shape[-1])
         q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    run = _with_lse if with_lse else _without
-    out, lse = run(q, k, v, cells, call.dropout, is_causal, scale)
+    out, lse = _with_lse(q, k, v, cells, dropout, is_causal, scale) if with_lse else (None, None)
+    if out is None:
+        grouped = k.shape[1] != q.shape[1]
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=cells, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
+        )
     return (out if out.shape[-1] == dv else out[..., :dv]), lse
-
-
-def _without(
-    q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None, dropout: float, is_causal: bool, scale: float
-) -> tuple[Tensor, None]:
-    grouped = k.shape[1] != q.shape[1]
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=cells, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    ), None
 
 
 def _with_lse(
     q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None, dropout: float, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor | None]:
-    """The kernel that `scaled_dot_product_attention` would take, called by its own name, where that gives lse.
+) -> tuple[Tensor | None, Tensor | None]:
+    """The kernel that `scaled_dot_product_attention` would take, called by its own name; None where it gives no lse.
 
-    All four functions are private to torch. Where a release lacks one, the public function runs and lse is None.
+    All four functions are private to torch; a release may lack one.
     """
-    ops, grouped = torch.ops.aten, k.shape[1] != q.shape[1]
+    ops = torch.ops.aten
     choose = getattr(torch, "_fused_sdp_choice", None)
-    choice = None
-    if choose is not None:
-        choice = choose(q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=grouped)
+    if choose is None:
+        return None, None
+    choice = choose(q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
     if choice == FLASH and q.device.type == "cpu" and hasattr(ops, "_scaled_dot_product_flash_attention_for_cpu"):
         if cells is not None and cells.dtype == torch.bool:
             cells = torch.zeros((), dtype=q.dtype).masked_fill(~cells, -inf)
@@ -154,7 +149,7 @@ def _with_lse(
         if choice == FLASH and flash is not None and q.shape[-1] % 8 == 0:
             out, lse = flash(q, k, v, dropout, is_causal, False, scale=scale)[:2]
             return out, lse
-    return _without(q, k, v, cells, dropout, is_causal, scale)
+    return None, None
 
 
 MOST_KEPT = 1 << 18  # cells that are kept for a mask and a length: 1 MiB in fp32
@@ -168,14 +163,14 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
     """
     bias = cells_of_bias(call)
     on_cpu = call.device.type == "cpu"
-    # Asking saves copies on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
+    # Reading values saves copies on the CPU; it would wait for a GPU, and a graph being traced has none yet.
     ask = on_cpu and has_numbers(call.q)
     if bias is None:
         visible = cells_of_mask(call)
         assert visible is not None
         seen = visible.any(-1, keepdim=True)
         return (visible, None) if ask and bool(seen.all()) else (visible | ~seen, seen)
-    if ask and isfinite(bias.detach().sum().item()):  # then only the mask hides, and it need not be asked for each head
+    if ask and isfinite(bias.detach().sum().item()):  # then only the mask hides, and not head by head
         hidden = None if call.mask is None else _added_by_mask(call)
         if call.mask is None or hidden is not None:
             return bias if hidden is None else bias + hidden, None
@@ -191,18 +186,17 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
 def _added_by_mask(call: Call) -> Tensor | None:
     """0 where visible and −∞ where hidden, (B or 1, H or 1, Nq or 1, Nk or 1); None if a row sees nothing.
 
-    Kept with the mask where it is small: Swin's blocks ask one mask with biases of their own, again in every pass.
+    Kept with the mask where it is small: Swin's blocks share one mask with biases of their own, again in every pass.
     """
     mask, (_, _, nq, nk) = call.mask, call.sizes
     assert mask is not None
+
+    def added() -> tuple[Tensor | None]:
+        visible = cells_of_mask(call)
+        assert visible is not None
+        hidden = torch.where(visible, torch.zeros((), dtype=call.wide), -inf)
+        return (hidden if bool((hidden.amax(-1) == 0).all()) else None,)
+
     if nq * nk * prod(mask.leading) > MOST_KEPT:
-        return _hidden(call)
-    (found,) = keep(mask, ("added", nq, nk, call.device, call.wide), lambda: (_hidden(call),))
-    return found
-
-
-def _hidden(call: Call) -> Tensor | None:
-    visible = cells_of_mask(call)
-    assert visible is not None
-    hidden = torch.where(visible, torch.zeros((), dtype=call.wide), -inf)
-    return hidden if bool((hidden.amax(-1) == 0).all()) else None
+        return added()[0]
+    return keep(mask, ("added", nq, nk, call.device, call.wide), added)[0]

@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends import sparse_gpu
-from regard.backends.call import Call, TileDropout, as_given, custom_kernel_unsupported_reason, rows_together
+from regard.backends.call import (
+    BiasGradient,
+    Call,
+    TileDropout,
+    as_given,
+    custom_kernel_unsupported_reason,
+    rows_together,
+)
 from regard.checks import untraced
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule
@@ -39,7 +46,7 @@ class TileBatch:
 
 
 class SparsePlan:
-    """What is the same for all tiles of one call. Heads that read one key head are stacked if they see the same."""
+    """What all tiles of one call share. Query heads that read one key head are stacked if they see the same."""
 
     def __init__(self, call: Call) -> None:
         self.batch, self.heads, self.nq, self.nk = call.sizes
@@ -72,7 +79,7 @@ class SparsePlan:
         return x.reshape(-1, self.found.cols * x.shape[-1])
 
     def from_keys(self, x: Tensor) -> Tensor:
-        """Back again."""
+        """The reverse of `keys`."""
         whole = x.view(self.batch, self.kv_heads, self.tiles_across * self.found.cols, -1)
         if self.found.order is None:
             return whole[:, :, : self.nk]
@@ -93,7 +100,7 @@ class SparsePlan:
         return slice(None) if panel is self.found.everyone and self.found.order is None else panel.chosen
 
     def from_queries(self, x: Tensor, panel: QueryPanel) -> Tensor:
-        """Back again: (B, H, the panel's queries, D)."""
+        """The reverse of `queries`: (B, H, the panel's queries, D)."""
         down, rows = panel.queries.shape
         x = x.view(self.batch, self.slots, down, self.stacked, rows, -1).transpose(2, 3)
         return x.reshape(self.batch, self.heads, down * rows, -1)[:, :, : panel.count]
@@ -108,25 +115,23 @@ class SparsePlan:
             for units in group.cut(together // shared):
                 lead = group.lead[units]
                 for s in range(0, self.b.shape[1], shared):
-                    yield self._batch(group, units, self.b[lead, s : s + shared], self.slot[lead, s : s + shared], down)
-
-    def _batch(self, group: Group, units: slice, b: Tensor, slot: Tensor, down: int) -> TileBatch:
-        q_at = (b * self.slots + slot) * down + group.row[units].unsqueeze(-1)  # (U, S)
-        kv = b * self.kv_heads + slot // (self.slots // self.kv_heads)
-        cols = group.cols[units].clamp(min=0).unsqueeze(1)  # (U, 1, C)
-        k_at = kv.unsqueeze(-1) * self.tiles_across + cols
-        h = slot.unsqueeze(-1) * self.stacked + torch.arange(self.stacked, device=self.device)
-        return TileBatch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
+                    b, slot = self.b[lead, s : s + shared], self.slot[lead, s : s + shared]
+                    q_at = (b * self.slots + slot) * down + group.row[units].unsqueeze(-1)  # (U, S)
+                    kv = b * self.kv_heads + slot // (self.slots // self.kv_heads)
+                    cols = group.cols[units].clamp(min=0).unsqueeze(1)  # (U, 1, C)
+                    k_at = kv.unsqueeze(-1) * self.tiles_across + cols
+                    h = slot.unsqueeze(-1) * self.stacked + torch.arange(self.stacked, device=self.device)
+                    yield TileBatch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
 
     def gather(self, tiles: Tensor, batch: TileBatch) -> Tensor:
         """The keys of a batch: (U, S, n, D), in the scores' dtype."""
-        found = tiles.index_select(0, batch.k_at).to(self.wide)
-        return found.view(*batch.q_at.shape, batch.group.width, -1)
+        rows = tiles.index_select(0, batch.k_at).to(self.wide)
+        return rows.view(*batch.q_at.shape, batch.group.width, -1)
 
     def take(self, stretches: Tensor, batch: TileBatch) -> Tensor:
         """The queries of a batch, or what belongs to them: (U, S, G · R, ·), in the scores' dtype."""
-        found = stretches.index_select(0, batch.q_at.flatten()).to(self.wide)
-        return found.view(*batch.q_at.shape, *found.shape[1:])
+        rows = stretches.index_select(0, batch.q_at.flatten()).to(self.wide)
+        return rows.view(*batch.q_at.shape, *rows.shape[1:])
 
     def indices(self, batch: TileBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """b, h, i, j, shaped to broadcast to (U, S, G, R, n)."""
@@ -142,22 +147,12 @@ class SparsePlan:
         return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
 
     def hidden(self, batch: TileBatch) -> Tensor:
-        """What the mask hides: (U or 1, 1, 1, R, n)."""
+        """(U or 1, 1, 1, R, n), by the mask."""
         return ~batch.group.cells(batch.units)[:, None, None]
 
     def by_head(self, s: Tensor) -> Tensor:
         """(U, S, G · R, n) → (U, S, G, R, n), a view."""
         return s.view(*s.shape[:2], self.stacked, -1, s.shape[-1])
-
-    def added(self, batch: TileBatch) -> Tensor | None:
-        """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
-        bias: Tensor | None = None if self.rule is None else self.rule(*self.indices(batch))
-        if not batch.group.masked:
-            return bias
-        hidden = self.hidden(batch)
-        if bias is None:
-            return torch.zeros(hidden.shape, dtype=self.wide, device=self.device).masked_fill_(hidden, -inf)
-        return bias.masked_fill(hidden, -inf)
 
     def stands_for(self, lead: int) -> Iterator[tuple[int, slice, slice]]:
         """The batch rows that a run is of, each with query heads and the key heads that they read, one for one."""
@@ -167,11 +162,6 @@ class SparsePlan:
                 yield b, slice(h, h + 1), slice(kv, kv + 1)
             else:  # of the heads that read one key head, one at a time
                 yield from ((b, slice(g, None, self.stacked), slice(None)) for g in range(self.stacked))
-
-    def as_mask(self, added: Tensor, batch: TileBatch, rows: int) -> Tensor:
-        """The same as a kernel wants it: (U, S or 1, G · R, n)."""
-        whole = added.expand(len(batch.q_at), -1, self.stacked, rows // self.stacked, -1)
-        return whole.reshape(*whole.shape[:2], rows, -1)
 
 
 def flat(table: Tensor, at: tuple[Tensor, ...]) -> Tensor:
@@ -211,7 +201,7 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.unsupported_reason(call) is None else _ByTorch(SparsePlan(call))
+    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.unsupported_reason(call) is None else SparsePlan(call)
     if not call.wants_gradient:  # one call of autograd takes as long as a short sequence
         return _forward(engine, call.q, call.k, call.v, call.sinks)
     out, lse = _Sparse.apply(engine, call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
@@ -219,10 +209,13 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward(
-    engine: _ByTorch | sparse_gpu.Launcher, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    engine: SparsePlan | sparse_gpu.Launcher, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Output in q's dtype and lse (B, H, Nq), with sinks."""
-    out, lse = engine.forward(q, k, v)
+    if isinstance(engine, sparse_gpu.Launcher):
+        out, lse = engine.forward(q, k, v)
+    else:
+        out, lse = (_forward_fused if engine.fused else _forward_plain)(engine, q, k, v)
     if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
         sink = sinks.to(lse.dtype)[:, None, None]
         out = out * torch.where(lse == -inf, 0.0, torch.sigmoid(lse - sink))
@@ -231,12 +224,12 @@ def _forward(
 
 
 class _Sparse(torch.autograd.Function):
-    """Forward and backward by an engine: Triton's kernels, or plain torch."""
+    """Forward and backward by Triton's kernels, or in torch by a plan."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        engine: _ByTorch | sparse_gpu.Launcher,
+        engine: SparsePlan | sparse_gpu.Launcher,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -253,54 +246,26 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
             raise RuntimeError("the sparse backend has no second derivative; use backend='reference' for it")
-        with as_given(grad.device):  # what surrounds a backward is not what surrounded its forward
-            return _Sparse.differentiate(ctx, grad)
-
-    @staticmethod
-    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of what `forward` was given."""
-        q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-        d_sinks = None
-        if sinks is not None:  # a sum over all queries, in which terms of either sign cancel: in fp64
-            share = torch.exp(sinks.double()[:, None] - torch.where(lse == -inf, inf, lse).double())  # (B, H, Nq)
-            given = torch.einsum("bhnd,bhnd->bhn", grad.double(), out.double())
-            d_sinks = -(share * given).sum((0, 2)).to(sinks.dtype)  # share: what the sink took
-        if isinstance(ctx.engine, sparse_gpu.Launcher):
-            return (None, *ctx.engine.backward(q, k, v, out, lse, grad), d_sinks, *(None for _ in tensors))
-        *d_qkv, d_tensors = ctx.engine.backward((q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
-        return (None, *d_qkv, d_sinks, *d_tensors)
+        with as_given(grad.device):  # the autocast around a backward need not be that of its forward
+            return _backward(ctx, grad)
 
 
-class _ByTorch:
-    """Forward and backward over batches of tiles in plain torch, and on the CPU by its fused kernel."""
-
-    def __init__(self, plan: SparsePlan) -> None:
-        self.plan = plan
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
-        return (_walk_runs if self.plan.fused else _walk)(self.plan, q, k, v)
-
-    def backward(
-        self,
-        given: tuple[Tensor, Tensor, Tensor, Tensor],
-        lse: Tensor,
-        grad: Tensor,
-        tensors: list[Tensor],
-        wanted: tuple[bool, ...],
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
-        """The gradients of q, k, v and the bias's tensors; given: q, k, v and the output, with sinks as lse is."""
-        plan, (q, k, v, _) = self.plan, given
-        back = _SparseBackward(plan, given, lse.unsqueeze(-1), grad, tensors, wanted)
-        for panel in plan.found.panels:
-            back.walk(panel)
-        d_k, d_v = (plan.from_keys(g).to(x.dtype) for g, x in ((back.d_k, k), (back.d_v, v)))
-        d_tensors = [None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True)]
-        return back.d_q.to(q.dtype), d_k, d_v, d_tensors
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
+    d_sinks = None
+    if sinks is not None:  # a sum over all queries, in which terms of either sign cancel: in fp64
+        share = torch.exp(sinks.double()[:, None] - torch.where(lse == -inf, inf, lse).double())  # (B, H, Nq)
+        delta = torch.einsum("bhnd,bhnd->bhn", grad.double(), out.double())
+        d_sinks = -(share * delta).sum((0, 2)).to(sinks.dtype)  # share: the sink's weight
+    if isinstance(ctx.engine, sparse_gpu.Launcher):
+        return (None, *ctx.engine.backward(q, k, v, out, lse, grad), d_sinks, *(None for _ in tensors))
+    bias_gradient = BiasGradient(ctx.engine.bias, tensors, ctx.needs_input_grad[5:], ctx.engine.wide)
+    d_qkv = _SparseBackward(ctx.engine, bias_gradient, (q, k, v, out), lse.unsqueeze(-1), grad).run()
+    return (None, *d_qkv, d_sinks, *bias_gradient.result())
 
 
-def _walk_runs(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_walk`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Where keys adjoin nothing is copied."""
+def _forward_fused(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_forward_plain`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Adjoining keys are not copied."""
     width, dv, h = max(q.shape[-1], v.shape[-1]), v.shape[-1], torch.arange(plan.heads)
     q, k, v = (rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
     q = q * plan.scale  # before the product, as backward does: lse and the scores are of one rounding
@@ -311,12 +276,12 @@ def _walk_runs(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tenso
         for run in pieces(panel, plan.terms, CELLS_AT_ONCE // per_key, width):
             for b, heads, kv in plan.stands_for(run.lead):
                 cells, blank = plan.terms.of(run, b, h[heads])
-                found = _kernel(run.queries(q[b, heads]), run.keys(k[b, kv]), run.keys(v[b, kv]), cells)
+                part, sums = _kernel(run.queries(q[b, heads]), run.keys(k[b, kv]), run.keys(v[b, kv]), cells)
                 if cells is not None and blank:
                     seen = cells.amax(-1, keepdim=True) != -inf
-                    found = torch.where(seen, found[0], 0.0), torch.where(seen, found[1], -inf)
-                run.put(out[b, :, heads], found[0][..., :dv])
-                run.put(lse[b, :, heads], found[1])
+                    part, sums = torch.where(seen, part, 0.0), torch.where(seen, sums, -inf)
+                run.put(out[b, :, heads], part[..., :dv])
+                run.put(lse[b, :, heads], sums)
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 
@@ -326,7 +291,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None) -> tuple[Tens
     return out, lse.unsqueeze(-1)
 
 
-def _walk(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _forward_plain(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
     lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
@@ -337,24 +302,18 @@ def _walk(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
         sums = stretches.new_full((*stretches.shape[:2], 1), -inf, dtype=plan.wide)
         for batch in plan.batches(panel, k.shape[-1] + v.shape[-1]):
             scaled_q = plan.take(stretches, batch) * plan.scale
-            keys, values = plan.gather(k_tiles, batch), plan.gather(v_tiles, batch)
-            found = _attend(plan, scaled_q, keys, values, batch, next(numbers))
-            for total, each in zip((part, sums), found, strict=True):
-                total.index_copy_(0, batch.q_at.flatten(), each.flatten(0, 1))
+            s, _ = _scores(plan, scaled_q, plan.gather(k_tiles, batch), batch)
+            peak = s.amax(-1, keepdim=True)
+            floor = torch.where(peak == -inf, 0.0, peak)  # nothing visible: every exponential is 0
+            p = s.sub_(floor).exp_()
+            total = p.sum(-1, keepdim=True)
+            value = plan.dropout(p, next(numbers)) @ plan.gather(v_tiles, batch)
+            at = batch.q_at.flatten()
+            part.index_copy_(0, at, value.div_(torch.where(total == 0, 1.0, total)).flatten(0, 1))
+            sums.index_copy_(0, at, (floor + total.log()).flatten(0, 1))
         out[:, :, plan.places(panel)] = plan.from_queries(part, panel)
         lse[:, :, plan.places(panel)] = plan.from_queries(sums, panel)
     return out, lse
-
-
-def _attend(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor, batch: TileBatch, number: int) -> tuple[Tensor, Tensor]:
-    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations; number: the batch's, for dropout."""
-    s, _ = _scores(plan, q, k, batch)
-    peak = s.amax(-1, keepdim=True)
-    floor = torch.where(peak == -inf, 0.0, peak)  # nothing seen: every exponential is 0
-    p = s.sub_(floor).exp_()
-    total = p.sum(-1, keepdim=True)
-    out = (plan.dropout(p, number) @ v).div_(torch.where(total == 0, 1.0, total))
-    return out, floor + total.log()
 
 
 def _scores(plan: SparsePlan, scaled_q: Tensor, k: Tensor, batch: TileBatch) -> tuple[Tensor, Tensor | None]:
@@ -380,25 +339,25 @@ class _SparseBackward:
     def __init__(
         self,
         plan: SparsePlan,
-        given: tuple[Tensor, Tensor, Tensor, Tensor],
+        bias_gradient: BiasGradient,
+        saved: tuple[Tensor, Tensor, Tensor, Tensor],
         lse: Tensor,
         grad: Tensor,
-        tensors: list[Tensor],
-        wanted: tuple[bool, ...],
     ) -> None:
-        self.plan, self.grad = plan, grad
-        self.q, k, v, self.out = given
+        self.plan, self.bias_gradient, self.grad = plan, bias_gradient, grad
+        self.q, k, v, self.out = saved
+        self.dtype, self.width = self.q.dtype, k.shape[-1] + v.shape[-1]
         self.k, self.v = plan.keys(k), plan.keys(v)
-        self.width = k.shape[-1] + v.shape[-1]
-        self.lse = torch.where(lse == -inf, inf, lse)  # (B, H, Nq, 1): every weight is 0 where nothing is seen
+        self.lse = torch.where(lse == -inf, inf, lse)  # (B, H, Nq, 1): every weight is 0 where nothing is visible
         self.d_q, self.d_k, self.d_v = (torch.zeros_like(x, dtype=plan.wide) for x in (self.q, self.k, self.v))
-        self.leaves = tuple(t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=True))
-        self.d_tensors = [
-            torch.zeros_like(t, dtype=plan.wide) if w else None for t, w in zip(tensors, wanted, strict=True)
-        ]
-        self.bias = None if plan.bias is None else plan.bias.with_tensors(self.leaves)
         self.numbers = count()  # of batches, as forward counts them
-        self.fused = plan.fused and not any(wanted)
+
+    def run(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v, in their dtype."""
+        for panel in self.plan.found.panels:
+            self.walk(panel)
+        d_k, d_v = (self.plan.from_keys(g).to(self.dtype) for g in (self.d_k, self.d_v))
+        return self.d_q.to(self.dtype), d_k, d_v
 
     def walk(self, panel: QueryPanel) -> None:
         """Add the gradients that come through a panel's queries."""
@@ -409,7 +368,8 @@ class _SparseBackward:
         q, out, grad = (plan.queries(x, panel) for x in (self.q, self.out, grad))
         lse = plan.queries(lse, panel, filler=inf)
         total = torch.zeros_like(q, dtype=plan.wide)
-        differentiate = self.fused_batch if self.fused else self.batch
+        fused = plan.fused and not self.bias_gradient.wanted
+        differentiate = self.fused_batch if fused else self.plain_batch
         for batch in plan.batches(panel, self.width):
             taken = [plan.take(x, batch) for x in (q, out, lse, grad)]
             k, v = plan.gather(self.k, batch), plan.gather(self.v, batch)
@@ -423,8 +383,17 @@ class _SparseBackward:
         self, batch: TileBatch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the scaled queries, keys and values by torch's CPU kernel."""
-        added = self.plan.added(batch)
-        cells = None if added is None else self.plan.as_mask(added, batch, q.shape[2])
+        plan, rows = self.plan, q.shape[2]
+        cells = None if plan.rule is None else plan.rule(*plan.indices(batch))  # broadcasts to (U, S, G, R, n)
+        if batch.group.masked:
+            hidden = plan.hidden(batch)
+            if cells is None:
+                cells = torch.zeros(hidden.shape, dtype=plan.wide, device=plan.device).masked_fill_(hidden, -inf)
+            else:
+                cells = cells.masked_fill(hidden, -inf)
+        if cells is not None:  # as the kernel takes it: (U, S or 1, G · R, n)
+            cells = cells.expand(len(batch.q_at), -1, plan.stacked, rows // plan.stacked, -1)
+            cells = cells.reshape(*cells.shape[:2], rows, -1)
         d, dv = q.shape[-1], v.shape[-1]
         q, k, v, out, grad = (_widen(x, max(d, dv)) for x in (q, k, v, out, grad))
         d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -432,16 +401,16 @@ class _SparseBackward:
         )
         return d_q[..., :d], d_k[..., :d], d_v[..., :dv]
 
-    def batch(
+    def plain_batch(
         self, batch: TileBatch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in plain operations; what goes to the bias is added up here."""
+        """The same in plain operations, and the gradient towards the bias."""
         s, bent = _scores(self.plan, q, k, batch)
         p, number, drop = s.sub_(lse).exp_(), next(self.numbers), self.plan.dropout
         d_v = drop(p, number).mT @ grad
         delta = (grad * out).sum(-1, keepdim=True)
         d_s = p.mul_(drop(grad @ v.mT, number).sub_(delta))
-        if any(g is not None for g in self.d_tensors):
+        if self.bias_gradient.wanted:
             self.add_to_bias(batch, self.plan.by_head(d_s))
         if bent is not None:
             d_s = d_s * (1 - bent * bent)
@@ -450,16 +419,9 @@ class _SparseBackward:
     def add_to_bias(self, batch: TileBatch, d_s: Tensor) -> None:
         """Send a batch's gradient (U, S, G, R, n) to the tensors that the bias was computed from."""
         at = self.plan.indices(batch)
-        if isinstance(self.bias, DenseBias):
-            total = self.d_tensors[0]
+        if isinstance(self.plan.bias, DenseBias):
+            (total,) = self.bias_gradient.totals
             assert total is not None
             total.view(-1).index_add_(0, flat(total, at).expand(d_s.shape).flatten(), d_s.flatten())
-            return
-        wanted = [n for n, g in enumerate(self.d_tensors) if g is not None]
-        with torch.enable_grad():
-            term = self.plan.term(self.bias)  # in here: binding may change the dtype, which the gradient passes through
-            assert term is not None
-            cells = term(*at)
-        parts = torch.autograd.grad(cells, [self.leaves[n] for n in wanted], d_s.sum_to_size(cells.shape))
-        for n, part in zip(wanted, parts, strict=True):
-            self.d_tensors[n].add_(part)  # type: ignore[union-attr]
+        else:
+            self.bias_gradient.add(lambda bias: self.plan.term(bias)(*at), d_s)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call, TileDropout, as_given, custom_kernel_unsupported_reason
+from regard.backends.call import BiasGradient, Call, TileDropout, as_given, custom_kernel_unsupported_reason
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule, indices, part_of
@@ -66,16 +66,14 @@ def tile_size(batch: int, heads: int, nq: int, nk: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Where a tile lies, and whether its cells must be masked one by one."""
-
     number: int
     rows: slice
     cols: slice
-    masked: bool
+    masked: bool  # some cells are hidden, others not
 
 
 class _Plan:
-    """What is the same for all tiles of one call: sizes, which tiles to visit, and how a tile's scores are made."""
+    """What all tiles of one call share: sizes, which tiles to visit, and how a tile's scores are computed."""
 
     def __init__(self, call: Call) -> None:
         self.batch, self.heads, self.nq, self.nk = call.sizes
@@ -86,18 +84,19 @@ class _Plan:
         self.bias, self.mask = call.bias, call.mask
         self.see: IndexRule | None = None
         if call.mask is not None:
-            self.see = call.mask.bind(self.nq, self.nk, self.device, self.wide)
+            self.see = self.bind(call.mask)
             kinds = call.mask.tiles(self.nq, self.nk, self.size, self.device)  # (B, H, Tq, Tk)
             low, high = kinds.amin((0, 1)), kinds.amax((0, 1))
             self.kinds = torch.where(high == EMPTY, EMPTY, torch.where(low == FULL, FULL, PARTIAL)).tolist()
+        with torch.no_grad():  # the gradient towards the bias is summed by hand
+            self.term = None if self.bias is None else self.bind(self.bias)
         self.b, self.h, _, _ = indices(self.batch, self.heads, torch.arange(0), torch.arange(0), self.device)
 
     def row_slices(self) -> list[slice]:
-        """The queries, a tile's rows at a time."""
         return [slice(i, min(i + self.size[0], self.nq)) for i in range(0, self.nq, self.size[0])]
 
     def tiles(self, rows: slice) -> Iterator[_Tile]:
-        """The tiles of these rows that somebody can see."""
+        """The tiles of these rows that are not empty."""
         across = -(-self.nk // self.size[1])
         r = rows.start // self.size[0]
         for c in range(across):
@@ -114,43 +113,37 @@ class _Plan:
         """(B, Hkv, G·rows, ·) → (B, H, rows, ·)."""
         return x.reshape(self.batch, self.heads, -1, x.shape[-1])
 
-    def cells(self, rule: Mask | Bias | None, bound: IndexRule, tile: _Tile) -> Tensor:
-        """A mask's or a bias's cells in this tile: a view where they are all there, else computed."""
+    def cells(self, rule: Mask | Bias, bound: IndexRule | None, tile: _Tile) -> Tensor:
+        """A mask's or a bias's cells in this tile: a view where they are dense, else computed."""
         if isinstance(rule, DenseMask):
             return part_of(rule.cells.to(self.device), tile.rows, tile.cols)
         if isinstance(rule, DenseBias):
             return part_of(rule.cells.to(self.device), tile.rows, tile.cols).to(self.wide)
-        return self.at(bound, tile)
-
-    def at(self, rule: IndexRule, tile: _Tile) -> Tensor:
-        """A rule evaluated on this tile."""
         i = torch.arange(tile.rows.start, tile.rows.stop, device=self.device).view(-1, 1)
         j = torch.arange(tile.cols.start, tile.cols.stop, device=self.device)
-        cells: Tensor = rule(self.b, self.h, i, j)
+        assert bound is not None
+        cells: Tensor = bound(self.b, self.h, i, j)
         return cells
 
-    def scores(self, tile: _Tile, scaled_q: Tensor, k: Tensor, term: IndexRule | None) -> tuple[Tensor, Tensor | None]:
+    def scores(self, tile: _Tile, scaled_q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """The tile's logits (B, H, rows, cols), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
         s = self.by_head(self.by_group(scaled_q) @ k.mT)
         bent = None
         if self.softcap is not None:
             bent = torch.tanh_(s.div_(self.softcap))
             s = bent * self.softcap
-        if term is not None:
-            s = s + self.cells(self.bias, term, tile)
+        if self.bias is not None:
+            s = s + self.cells(self.bias, self.term, tile)
         if tile.masked:
-            assert self.see is not None
+            assert self.mask is not None
             s = s.masked_fill_(~self.cells(self.mask, self.see, tile), -inf)
         return s, bent
 
-    def term(self, bias: Bias | None) -> IndexRule | None:
-        """The bias as a function of indices."""
-        return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
+    def bind(self, rule: Mask | Bias) -> IndexRule:
+        return rule.bind(self.nq, self.nk, self.device, self.wide)
 
 
 class _Tiled(torch.autograd.Function):
-    """Forward and backward over tiles."""
-
     @staticmethod
     def forward(ctx: Any, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
@@ -168,23 +161,50 @@ class _Tiled(torch.autograd.Function):
             raise RuntimeError("the tiled backend has no second derivative; use backend='reference' for it")
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-        back = _TiledBackward(plan, (q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
-        with as_given(q.device):  # what surrounds a backward is not what surrounded its forward
+        wide, by_group, by_head = plan.wide, plan.by_group, plan.by_head
+        lse = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # exp(−∞ − 0) = 0 where nothing is seen
+        d_q, d_k, d_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+        bias_gradient = BiasGradient(plan.bias, tensors, ctx.needs_input_grad[5:], wide)
+        with as_given(q.device):  # the autocast around a backward need not be that of its forward
+            delta = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)  # (B, H, Nq, 1)
             for rows in plan.row_slices():
-                back.walk_row(rows)
+                row_q, row_grad = q[:, :, rows].to(wide), grad[:, :, rows].to(wide)
+                scaled_q = row_q * plan.scale
+                for tile in plan.tiles(rows):
+                    tile_k, tile_v = k[:, :, tile.cols].to(wide), v[:, :, tile.cols].to(wide)
+                    s, bent = plan.scores(tile, scaled_q, tile_k)
+                    p = s.sub_(lse[:, :, rows]).exp_()
+                    d_v[:, :, tile.cols] += by_group(plan.dropout(p, tile.number)).mT @ by_group(row_grad)
+                    d_p = plan.dropout(by_head(by_group(row_grad) @ tile_v.mT), tile.number)
+                    d_s = p.mul_(d_p.sub_(delta[:, :, rows]))
+                    if bias_gradient.wanted:
+                        _add_to_bias(bias_gradient, plan, tile, d_s)
+                    if bent is not None:
+                        d_s = d_s * (1 - bent * bent)
+                    d_s = by_group(d_s) * plan.scale
+                    d_q[:, :, rows] += by_head(d_s @ tile_k)
+                    d_k[:, :, tile.cols] += d_s.mT @ by_group(row_q)
         d_sinks = None
         if sinks is not None:
-            share = torch.exp(sinks.to(plan.wide)[:, None, None] - back.lse)  # (B, H, Nq, 1): what the sink took
-            d_sinks = -(share * back.delta).sum((0, 2, 3)).to(sinks.dtype)
-        d_q, d_k, d_v = (g.to(x.dtype) for g, x in ((back.d_q, q), (back.d_k, k), (back.d_v, v)))
-        d_tensors = (None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True))
-        return (None, d_q, d_k, d_v, d_sinks, *d_tensors)
+            share = torch.exp(sinks.to(wide)[:, None, None] - lse)  # (B, H, Nq, 1): the sink's weight
+            d_sinks = -(share * delta).sum((0, 2, 3)).to(sinks.dtype)
+        d_qkv = (g.to(x.dtype) for g, x in ((d_q, q), (d_k, k), (d_v, v)))
+        return (None, *d_qkv, d_sinks, *bias_gradient.result())
+
+
+def _add_to_bias(gradient: BiasGradient, plan: _Plan, tile: _Tile, d_s: Tensor) -> None:
+    if isinstance(plan.bias, DenseBias):
+        (total,) = gradient.totals
+        assert total is not None
+        part = part_of(total, tile.rows, tile.cols)
+        part += d_s.sum_to_size(part.shape)
+    else:
+        gradient.add(lambda bias: plan.cells(bias, plan.bind(bias), tile), d_s)
 
 
 def _walk_row(plan: _Plan, rows: slice, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Output and lse of the queries in `rows`, streaming over the keys they can see."""
     scaled_q = q[:, :, rows].to(plan.wide) * plan.scale
-    term = plan.term(plan.bias)
     if sinks is None:
         peak = scaled_q.new_full((*scaled_q.shape[:-1], 1), -inf)
         total = torch.zeros_like(peak)
@@ -193,9 +213,9 @@ def _walk_row(plan: _Plan, rows: slice, q: Tensor, k: Tensor, v: Tensor, sinks: 
         total = torch.ones_like(peak)
     summed = scaled_q.new_zeros(*scaled_q.shape[:-1], v.shape[-1])
     for tile in plan.tiles(rows):
-        s, _ = plan.scores(tile, scaled_q, k[:, :, tile.cols].to(plan.wide), term)
+        s, _ = plan.scores(tile, scaled_q, k[:, :, tile.cols].to(plan.wide))
         higher = torch.maximum(peak, s.amax(-1, keepdim=True))
-        floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
+        floor = torch.where(higher == -inf, 0.0, higher)  # nothing visible so far: every exponential is 0
         p = s.sub_(floor).exp_()
         shrink = torch.exp(peak - floor)
         total = total * shrink + p.sum(-1, keepdim=True)
@@ -205,64 +225,3 @@ def _walk_row(plan: _Plan, rows: slice, q: Tensor, k: Tensor, v: Tensor, sinks: 
     nothing = total == 0
     lse = torch.where(nothing, -inf, peak + torch.log(total))
     return (summed / torch.where(nothing, 1.0, total)).to(q.dtype), lse.squeeze(-1)
-
-
-class _TiledBackward:
-    """The gradients being summed while the tiles are walked once more."""
-
-    def __init__(
-        self,
-        plan: _Plan,
-        given: tuple[Tensor, Tensor, Tensor, Tensor],
-        lse: Tensor,
-        grad: Tensor,
-        tensors: list[Tensor],
-        wanted: tuple[bool, ...],
-    ) -> None:
-        q, k, v, out = given
-        self.plan, self.q, self.k, self.v, self.grad = plan, q, k, v, grad
-        self.lse = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # exp(−∞ − 0) = 0 where nothing is seen
-        self.delta = (grad.to(plan.wide) * out.to(plan.wide)).sum(-1, keepdim=True)  # (B, H, Nq, 1)
-        self.d_q, self.d_k, self.d_v = (torch.zeros_like(x, dtype=plan.wide) for x in (q, k, v))
-        self.leaves = tuple(t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=True))
-        self.d_tensors = [
-            torch.zeros_like(t, dtype=plan.wide) if w else None for t, w in zip(tensors, wanted, strict=True)
-        ]
-        self.bias = None if plan.bias is None else plan.bias.with_tensors(self.leaves)
-
-    def walk_row(self, rows: slice) -> None:
-        """Add the gradients that come through the queries in `rows`."""
-        plan = self.plan
-        q, grad = self.q[:, :, rows].to(plan.wide), self.grad[:, :, rows].to(plan.wide)
-        scaled_q, by_group = q * plan.scale, plan.by_group
-        term = plan.term(plan.bias)
-        for tile in plan.tiles(rows):
-            k, v = self.k[:, :, tile.cols].to(plan.wide), self.v[:, :, tile.cols].to(plan.wide)
-            s, bent = plan.scores(tile, scaled_q, k, term)
-            p = s.sub_(self.lse[:, :, rows]).exp_()
-            self.d_v[:, :, tile.cols] += by_group(plan.dropout(p, tile.number)).mT @ by_group(grad)
-            d_p = plan.dropout(plan.by_head(by_group(grad) @ v.mT), tile.number)
-            d_s = p.mul_(d_p.sub_(self.delta[:, :, rows]))
-            if any(g is not None for g in self.d_tensors):
-                self.add_to_bias(tile, d_s)
-            if bent is not None:
-                d_s = d_s * (1 - bent * bent)
-            d_s = by_group(d_s) * plan.scale
-            self.d_q[:, :, rows] += plan.by_head(d_s @ k)
-            self.d_k[:, :, tile.cols] += d_s.mT @ by_group(q)
-
-    def add_to_bias(self, tile: _Tile, d_s: Tensor) -> None:
-        """Send a tile's gradient to the tensors that the bias was computed from."""
-        if isinstance(self.bias, DenseBias):
-            total = self.d_tensors[0]
-            assert total is not None
-            part = part_of(total, tile.rows, tile.cols)
-            part += d_s.sum_to_size(part.shape)
-            return
-        assert self.bias is not None
-        wanted = [n for n, g in enumerate(self.d_tensors) if g is not None]
-        with torch.enable_grad():
-            cells = self.plan.at(self.plan.term(self.bias), tile)  # type: ignore[arg-type]
-        parts = torch.autograd.grad(cells, [self.leaves[n] for n in wanted], d_s.sum_to_size(cells.shape))
-        for n, part in zip(wanted, parts, strict=True):
-            self.d_tensors[n].add_(part)  # type: ignore[union-attr]

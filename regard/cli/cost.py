@@ -98,15 +98,14 @@ def _numbers_only(table: list[str]) -> list[str]:
 
 def _compare(sizes: CostSizes, options: CostOptions) -> None:
     """Count at lengths that double up to N, measure and draw if asked, and print."""
-    from regard.growth import WAYS, as_dicts, growth, lengths_up_to, measure, measured_text
+    from regard.growth import WAYS, GrowthSizes, as_dicts, growth, lengths_up_to, measure, measured_text
 
     check_output(options.figure, "--figure", FIGURE_SUFFIXES)
     idle = [name for name in ("device", "seconds") if getattr(options, name) is not None and not options.measure]
     if idle:
         raise ValueError(f"{_typed(idle)} {'need' if idle[1:] else 'needs'} --measure")
     chosen = {name: getattr(options, name) for name in ("window", "global_tokens", "slots", "features")}
-    counted = growth(
-        lengths_up_to(sizes.n),
+    growth_sizes = GrowthSizes(
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
@@ -114,6 +113,7 @@ def _compare(sizes: CostSizes, options: CostOptions) -> None:
         dtype=sizes.dtype,
         **{name: value for name, value in chosen.items() if value is not None},
     )
+    counted = growth(lengths_up_to(sizes.n), growth_sizes)
     results: list[Measured] = []
     if options.measure:
         seconds = SECONDS if options.seconds is None else options.seconds

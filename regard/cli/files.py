@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.parsing import check_file, parsing, read_bounded, read_stream
+from regard.files import check_file, parsing, read_bounded, read_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -321,9 +321,9 @@ def check_output(path: Path | None, option: str = "", suffixes: tuple[str, ...] 
 
     Raises:
         ValueError: for a folder or another suffix, where suffixes are given.
-        OSError: as `regard.atomic_files.check_target`.
+        OSError: as `regard.files.check_target`.
     """
-    from regard.atomic_files import check_target
+    from regard.files import check_target
 
     if path is None:
         return
@@ -379,7 +379,7 @@ def write_npy(vectors: Tensor, path: Path) -> None:
     """
     from numpy.lib import format as npy
 
-    from regard.atomic_files import atomic_file
+    from regard.files import atomic_file
 
     array = cpu_floats(vectors).contiguous().numpy()
     with output_to(path), atomic_file(path, "the vectors") as file:

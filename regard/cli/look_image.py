@@ -168,8 +168,8 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
         "text": session.text,
         "image": {
             "name": session.images[0].name if session.images else None,  # a capture may lack it
-            "height": frame.picture[0],
-            "width": frame.picture[1],
+            "height": frame.image_size[0],
+            "width": frame.image_size[1],
         },
         "prepared": None if session.model is None else str(session.model.preprocessor.transforms),
         "pixels": list(frame.pixels),

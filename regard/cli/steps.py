@@ -13,7 +13,7 @@ from regard.tables import width
 
 if TYPE_CHECKING:
     from regard.lens.validity import Report
-    from regard.stages import Steps
+    from regard.op import Steps
 
 DEMO = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]]
 DEMO_WORDS = "The cat sat"
@@ -31,7 +31,7 @@ HEADINGS = {
 def steps(options: StepsOptions) -> int:
     """Print attention step by step; 1 if the weights fail their check."""
     from regard.lens.validity import check
-    from regard.stages import pick
+    from regard.op import pick
     from regard.viz import figures
 
     if options.demo and options.input is not None:
@@ -92,7 +92,7 @@ def _compute(arrays: dict[str, Any], options: StepsOptions) -> Steps:
 
 
 def _print(steps: Steps, origin: str, report: Report, options: StepsOptions) -> None:
-    from regard.stages import pick
+    from regard.op import pick
 
     out, which = Terminal(options.lang), (options.batch, options.head)
     (nq, nk), size, lead = steps.scores.shape[-2:], steps.q.shape[-1], tuple(steps.scores.shape[:-2])
@@ -134,9 +134,13 @@ def _print(steps: Steps, origin: str, report: Report, options: StepsOptions) -> 
 
 def _print_heading(number: str, title: str, name: str, formula: str, out: Terminal) -> None:
     """What is done, the formula, and what it means: on one line where there is room."""
-    from regard.stages import MEANING
+    from regard.op import STEP_MEANINGS
 
-    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", translate(MEANING[name], out.lang)
+    first, second, meaning = (
+        f"{number:<{len(INDENT)}}{title}",
+        f"   {formula}   ",
+        translate(STEP_MEANINGS[name], out.lang),
+    )
     crowded = out.room is not None and width(first + second + meaning) > out.room
     out.print()
     out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))
@@ -145,9 +149,9 @@ def _print_heading(number: str, title: str, name: str, formula: str, out: Termin
 
 
 def _print_json(steps: Steps, report: Report, options: StepsOptions) -> None:
-    from regard.stages import NAMES
+    from regard.op import STEP_NAMES
 
-    names = [*(() if steps.x is None else ("x",)), "q", "k", "v", *NAMES]
+    names = [*(() if steps.x is None else ("x",)), "q", "k", "v", *STEP_NAMES]
     print_json(
         {
             "labels": steps.labels,

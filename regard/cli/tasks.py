@@ -397,7 +397,7 @@ def features(options: FeaturesOptions) -> None:
                 "model": options.model,
                 "image": options.image,
                 "layer": options.layer,
-                "size": frame.picture,
+                "size": frame.image_size,
                 "pixels": frame.pixels,
                 "scale": frame.scale,
                 "corner": frame.corner,
@@ -409,7 +409,7 @@ def features(options: FeaturesOptions) -> None:
         )
         return
     out = Terminal(options.lang)
-    (high, wide), (rows, columns), (tokens, size) = frame.picture, found.grid, found.vectors.shape
+    (high, wide), (rows, columns), (tokens, size) = frame.image_size, found.grid, found.vectors.shape
     pixels = " × ".join(map(str, frame.pixels))
     out.print(
         out.say("{name}: {high} × {wide}, resized to {pixels} pixels",

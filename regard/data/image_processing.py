@@ -30,8 +30,8 @@ from regard.data.image_steps import (
     Within,
 )
 from regard.data.images import OpenedImage, Source, is_batch, numbered, open_image
+from regard.files import read_json
 from regard.layouts import Frame
-from regard.parsing import read_json
 
 FILE = "preprocessor_config.json"
 NESTED = "processor_config.json"  # where newer checkpoints keep the same values, under "image_processor"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regard.data.pipelines import Encoding, Item, clean_spaces, kept_lengths
 from regard.data.tokenizer_files import Folder, read_object, rust_library, sentencepiece_library
 from regard.data.vocabularies import SPACE, read_sentencepiece
-from regard.parsing import parsing
+from regard.files import parsing
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

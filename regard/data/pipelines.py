@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from regard.parsing import parsing
+from regard.files import parsing
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

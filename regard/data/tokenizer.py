@@ -18,11 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
 from regard.data.pipelines import Item
 from regard.data.tokenizer_files import ROLES
 from regard.data.tokenizer_loading import TokenizerParts, open_directory
-from regard.parsing import parsing
+from regard.files import atomic_file, parsing
 
 __all__ = ["BatchEncoding", "Encoded", "PaddingSides", "SpecialIds", "Tokenizer", "checked_texts"]
 

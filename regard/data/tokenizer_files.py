@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.parsing import read_json
+from regard.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.data.tokenizer_files import Folder, rust_library, text_of
 from regard.data.vocabularies import SPACE, Vocabulary, read_sentencepiece, sentencepiece_bpe
-from regard.parsing import parsing
+from regard.files import parsing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

@@ -13,7 +13,7 @@ from regard.data.pipelines import Engine, Pipeline
 from regard.data.tokenizer_files import Folder, rust_library, text_of
 from regard.data.tokenizer_kinds import AS_FILED, BERT, KINDS, MODEL_TYPES, OVERRULED, XLM_ROBERTA, Kind
 from regard.data.vocabularies import Vocabulary, read_tokenizer_json
-from regard.parsing import MOST_JSON, read_bounded
+from regard.files import MOST_JSON, read_bounded
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

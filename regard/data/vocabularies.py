@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.data.tokenizer_files import rust_library, sentencepiece_library
-from regard.parsing import MOST_JSON, parsing, read_bounded
+from regard.files import MOST_JSON, parsing, read_bounded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

@@ -25,7 +25,7 @@ from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.placement import ImagePatches
 from regard.lens.view import View
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
 from regard.session.head_weights import (
     FEW_CELLS,
@@ -60,7 +60,6 @@ from regard.session.protocol import (
 from regard.session.ranking import SeenLayer, opening_of
 from regard.session.sentences import WARNING, sentence
 from regard.session.session import Session
-from regard.stages import Lang
 
 VERSION = 1
 FIRST_LABELS = 4096  # in the overview
@@ -207,7 +206,7 @@ def _images(session: Session) -> list[ImageJSON]:
     lines: list[ImageJSON] = []
     for number, frame in enumerate(session.frames):
         shown = session.images[number] if number < len(session.images) else None
-        height, width = frame.picture
+        height, width = frame.image_size
         seen = frame.boxes([0, 0, *frame.pixels]) / (height, width, height, width)
         lines.append(
             {
@@ -239,7 +238,7 @@ def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | Non
             if layout in numbers:
                 continue
             numbers[layout] = len(layouts)
-            pairs = zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True)
+            pairs = zip(layout.kind.ravel().tolist(), layout.image.ravel().tolist(), strict=True)
             patches = [ImagePatches(layout, frame, number) for number, frame in enumerate(layer.sides.frames)]
             layouts.append(
                 {
@@ -256,7 +255,7 @@ def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | Non
 
 def _grid(patches: ImagePatches) -> PatchGridJSON:
     """Rows and columns as found among the boxes; boxes of different height at one place are different rows."""
-    height, width = patches.frame.picture
+    height, width = patches.frame.image_size
     boxes = (patches.boxes / (height, width, height, width)).round(DIGITS)  # (P, 4)
     rows, row = np.unique(boxes[:, [0, 2]], axis=0, return_inverse=True)
     columns, column = np.unique(boxes[:, [1, 3]], axis=0, return_inverse=True)

@@ -12,10 +12,10 @@ from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from regard.atomic_files import atomic_file, check_target
 from regard.explorer.export_data import carried
+from regard.files import atomic_file, check_target
+from regard.locale import Lang
 from regard.session.session import Session
-from regard.stages import Lang
 
 IMPORT = re.compile(
     r"""^import\s+(?:(?P<what>[^"';]+?)\s+from\s+)?["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE | re.DOTALL

@@ -38,11 +38,10 @@ import torch
 from torch import Tensor
 
 from regard.explorer import answers
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.session.head_weights import BlockWeights, HeadWeights, Scored, checked_language, head_of
 from regard.session.sentences import sentence
 from regard.session.session import Session
-from regard.stages import Lang
 
 ROOM = 5 * 2**20 * 3 // 4  # bytes of arrays of one kind, before base64 makes 5 MiB of them
 SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 144 heads take 32 MB

@@ -16,6 +16,7 @@ from regard import __version__
 from regard.explorer import answers
 from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_images
 from regard.explorer.security import Gate, without_folders
+from regard.locale import Lang
 from regard.session.protocol import (
     HeadAnswer,
     LinksAnswer,
@@ -26,7 +27,6 @@ from regard.session.protocol import (
     TokensAnswer,
 )
 from regard.session.session import Session, open_file
-from regard.stages import Lang
 
 try:
     from fastapi import FastAPI, HTTPException, Query, Request, Response

@@ -16,9 +16,9 @@ from typing import Any
 from regard.explorer import answers
 from regard.explorer.export import bundle, modules, styles
 from regard.lens.capture import Capture
+from regard.locale import Lang
 from regard.session.head_weights import checked_language
 from regard.session.session import Session, session_of
-from regard.stages import Lang
 
 INSTALL = "pip install 'regard[notebook]'"
 # question → function, and the names of its arguments

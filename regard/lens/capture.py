@@ -19,7 +19,7 @@ from regard.lens.patterns import NAMES
 from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.validity import index_among
 from regard.lens.view import PER_QUERY, Record, View
-from regard.stages import Lang
+from regard.locale import Lang
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,8 +30,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.doctor.report import check_lang, merge_paths
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
-from regard.locale import translate
-from regard.stages import Lang
+from regard.locale import Lang, translate
 
 __all__ = ["Change", "Comparison", "Mismatch", "compare"]
 

@@ -17,9 +17,8 @@ from regard import tables
 from regard.lens.doctor.report import SAID, check_lang, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
-from regard.stages import Lang
 from regard.viz import figures
 
 if TYPE_CHECKING:

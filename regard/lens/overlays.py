@@ -178,7 +178,7 @@ def make_overlay(
 
     # 4. Sums by kind of token.
     layout = shown.layout
-    others = (layout.kind == "patch") & (layout.picture != image_index)
+    others = (layout.kind == "patch") & (layout.image != image_index)
     outside = np.zeros(layout.shape, bool)
     outside[tuple(shown.tokens[shown.beyond].T)] = True
     groups = {kind: (layout.kind == kind) & ~others & ~outside for kind in KINDS}
@@ -206,8 +206,8 @@ def make_overlay(
         cells=shown.cells,
         tokens=shown.tokens,
         asked=None if number is None else asker.boxes[number],
-        image_size=shown.frame.picture,
-        image=None if image is None else read_photograph(image, shown.frame.picture),
+        image_size=shown.frame.image_size,
+        image=None if image is None else read_photograph(image, shown.frame.image_size),
     )
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from regard.lens.measures.weights import Weights
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.masks.mask import TileGrid
 from regard.masks.patterns import at_positions
 from regard.masks.rules import read_offset

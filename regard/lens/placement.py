@@ -111,7 +111,7 @@ class RunSizes:
         def part(layout: Layout, begin: int, n: int) -> Layout:
             """n tokens from `begin`, text beyond the layout's end."""
             chosen = slice(begin, begin + n)
-            kept = Layout(layout.kind[:, chosen], layout.picture[:, chosen], layout.box[:, chosen])
+            kept = Layout(layout.kind[:, chosen], layout.image[:, chosen], layout.box[:, chosen])
             short = n - kept.shape[1]
             return kept + Layout.text(short) if short else kept
 
@@ -219,7 +219,7 @@ class ImagePatches:
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
         """(P, 2) window and index of each."""
-        return np.argwhere((self.layout.kind == "patch") & (self.layout.picture == self.picture))
+        return np.argwhere((self.layout.kind == "patch") & (self.layout.image == self.picture))
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
@@ -229,7 +229,7 @@ class ImagePatches:
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """(P,) which lie wholly on padding around the image."""
-        return beyond(self.boxes, self.frame.picture)
+        return beyond(self.boxes, self.frame.image_size)
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
@@ -247,7 +247,7 @@ class ImagePatches:
         """The patch at a place in the image. Raises LookupError if the model did not see it, TypeError if no number."""
         if any(isinstance(n, bool) or not isinstance(n, (int, float, np.integer, np.floating)) for n in (y, x)):
             raise TypeError(f"at must be two numbers, (y, x) in the image's pixels; got ({y!r}, {x!r})")
-        (height, width), where = self.frame.picture, f"at=({y:g}, {x:g})"
+        (height, width), where = self.frame.image_size, f"at=({y:g}, {x:g})"
         if not (0 <= y < height and 0 <= x < width):
             raise LookupError(f"{where} is outside the image, which is {height} pixels high and {width} wide")
         try:
@@ -340,12 +340,12 @@ def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str)
 def name_kind(layout: Layout, place: TokenIndex) -> str:
     """A token by its kind, numbered among those of its kind in its image if there are several.
 
-    >>> resampled = Layout.grid(2, 2, size=(4, 4)) + Layout.latents(3, picture=0)
+    >>> resampled = Layout.grid(2, 2, size=(4, 4)) + Layout.latents(3, image=0)
     >>> name_kind(resampled, (0, 0)), name_kind(resampled, (0, 5))
     ('cls', 'latent 0')
     """
-    kind, picture = str(layout.kind[place]), int(layout.picture[place])
-    alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
+    kind, picture = str(layout.kind[place]), int(layout.image[place])
+    alike = np.argwhere((layout.kind == kind) & (layout.image == picture))
     several = (layout.kind == kind).sum() > len(alike)
     of = f" of image {picture}" if several and picture >= 0 else ""
     return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
@@ -358,7 +358,7 @@ def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | 
     'patch (1, 0)'
     """
     layout = patches.layout
-    kind, picture = str(layout.kind[place]), int(layout.picture[place])
+    kind, picture = str(layout.kind[place]), int(layout.image[place])
     if kind == "patch":
         own = patches if picture == patches.picture else ImagePatches(layout, patches.frame, picture)
         number = own.number(place)

@@ -3,6 +3,9 @@
 import json
 from functools import cache
 from importlib.resources import files
+from typing import Literal
+
+Lang = Literal["en", "ko"]
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.parsing import read_json
+from regard.files import read_json
 from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
 MAX_INT = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file

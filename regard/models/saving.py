@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
+from regard.files import atomic_directory
 from regard.models.checkpoint import (
     IMAGES,
     POOLING,
@@ -74,7 +74,7 @@ def save(model: Model, directory: str | Path) -> None:
     Raises:
         NotADirectoryError: there is a file of that name.
         ValueError: attention was replaced, weights are split over processes, or a weight has no place or another shape.
-        OSError: as `regard.atomic_files.atomic_directory`; what was there is untouched.
+        OSError: as `regard.files.atomic_directory`; what was there is untouched.
 
     Warns:
         UserWarning: the old model's tokenizer goes, and the new model has none.

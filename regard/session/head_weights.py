@@ -14,11 +14,11 @@ from torch import Tensor
 
 from regard.lens.assembly import AssembledWeights
 from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, Weights, as_they_are, exponentials
+from regard.locale import Lang
 from regard.masks.rules import Rule
 from regard.masks.tiles import cell_edges
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
-from regard.stages import Lang
 
 FEW_CELLS = 1 << 24  # weights that are computed for one answer: 4,096 × 4,096
 AT_ONCE = 1 << 21  # weights in memory

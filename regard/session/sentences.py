@@ -5,12 +5,11 @@ from __future__ import annotations
 from regard.layouts import Layout
 from regard.lens.patterns import KEYS, REST
 from regard.lens.placement import ImagePatches, name_kind
-from regard.locale import translate
+from regard.locale import Lang, translate
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
-from regard.stages import Lang
 
 WARNING = (
     "Weights say where a head reads from, not why the model answers as it does: a large weight need not change the "
@@ -159,7 +158,7 @@ def query_label(session: Session, layer: int, query: int) -> str:
 def _label(session: Session, seen: SeenLayer, layout: Layout, number: int) -> str:
     assert seen.sides is not None
     window, index = divmod(number, layout.shape[1])
-    kind, image = str(layout.kind[window, index]), int(layout.picture[window, index])
+    kind, image = str(layout.kind[window, index]), int(layout.image[window, index])
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""
     if kind == "patch":

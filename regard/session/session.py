@@ -252,7 +252,7 @@ def session_of(capture: Capture, name: str = "", *, images: Sequence[Source] = (
     shown = tuple(show_image(image) for image in images) or capture.photos
     if not shown:
         return session
-    sizes, expected = [image.size for image in shown], [frame.picture for frame in session.frames]
+    sizes, expected = [image.size for image in shown], [frame.image_size for frame in session.frames]
     if sizes != expected:
         listed = [", ".join(f"{high} × {wide}" for high, wide in both) or "no size" for both in (expected, sizes)]
         raise ValueError(f"the capture has images of {listed[0]} (height × width), got {listed[1]}")

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
+from regard.files import atomic_file
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
-from regard.stages import NAMES, Steps, pick
+from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import atlas, atlas_html
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
 from regard.viz.links import links
@@ -220,7 +220,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
     register_fonts()
     (nq, nk), features = steps.scores.shape[-2:], steps.output.shape[-1]
     _check_size("steps", max(nq, features), nk, 256, "draw the weights alone with heatmap")
-    stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in NAMES}  # (Nq, Nk), (Nq, Dv)
+    stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in STEP_NAMES}  # (Nq, Nk), (Nq, Dv)
     rows, cols = _both_labels(steps.labels, steps.key_labels, nq, nk)
     theme = DARK if dark else LIGHT
     scored = ["scores", "scaled"]  # and the stages that changed something
@@ -239,7 +239,11 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
         if name == "output":
             size, names, across = (inches[0], min(features * inches[1] / nk, room_for(len(scales)))), None, "feature →"
         # The formula speaks of the stage drawn before, also where one that was given, and not drawn, changed nothing.
-        formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if before else steps.formulas[name]
+        formula = (
+            steps.formulas[name].replace(STEP_NAMES[STEP_NAMES.index(name) - 1], before)
+            if before
+            else steps.formulas[name]
+        )
         words = (name, clip(drawable(formula), 36), across)
         signs = cell_signs(stage[name], scale, size, None)
         shape = (nq, stage[name].shape[1])

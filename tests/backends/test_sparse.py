@@ -201,7 +201,7 @@ def test_hidden_keys_get_no_gradient():
 def test_plain_operations_and_the_fused_kernel_agree(monkeypatch):
     fused = sparsely(*tensors(), mask=BIGBIRD)
     called = []
-    monkeypatch.setattr(sparse, "_walk_runs", lambda *given: called.append(1) or sparse._walk(*given))
+    monkeypatch.setattr(sparse, "_forward_fused", lambda *given: called.append(1) or sparse._forward_plain(*given))
     plain = sparsely(*tensors(), mask=BIGBIRD)
     truth = by_definition(*tensors(torch.float64), mask=BIGBIRD)
     assert called

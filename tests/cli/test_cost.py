@@ -14,6 +14,7 @@ from regard import masks
 from regard.cli import main
 from regard.growth import (
     WAYS,
+    GrowthSizes,
     Measured,
     as_dicts,
     growth,
@@ -36,7 +37,7 @@ measured_growth = import_module("regard.growth")  # not the function, which rega
 SIZES = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "batch": 3, "dtype": "float64"}
 WAYS_SIZES = {"window": 4, "global_tokens": 2, "slots": 7, "features": 13}
 LETTERS = {"n": 23, "H": 6, "Hkv": 2, "D": 11, "B": 3, "s": 8, "k": 7, "m": 13}
-SMALL = {"num_heads": 1, "head_dim": 4, "window": 3, "slots": 3, "features": 5}
+SMALL = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 4, "window": 3, "slots": 3, "features": 5}
 COMMAND = ["cost", "--compare", "--n", "256", "--d-model", "24", "--num-heads", "3", "--lang", "en"]
 
 
@@ -51,14 +52,14 @@ def flops_of(function):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_number_is_what_its_formula_gives(way):
-    count = growth([23], **SIZES, **WAYS_SIZES).counts[way][23]
+    count = growth([23], GrowthSizes(**SIZES, **WAYS_SIZES)).counts[way][23]
     for number in (count.flops, count.bytes):
         code = number.formula.replace("·", "*").replace("²", "**2")
         assert number == eval(code, {"links": lambda n: visible_links(n, 4, 2), **LETTERS})
 
 
 def test_docstring_states_every_formula():
-    counts = growth([23], **SIZES).counts
+    counts = growth([23], GrowthSizes(**SIZES)).counts
     for way in WAYS:
         for number in (counts[way][23].flops, counts[way][23].bytes):
             assert f"| {number.formula} " in growth.__doc__
@@ -76,7 +77,7 @@ def test_visible_links_are_those_of_the_mask(n, window, global_tokens):
 
 
 def test_operations_of_low_rank_and_kernel_are_those_that_run():
-    counts = growth([23], **SIZES, **WAYS_SIZES).counts
+    counts = growth([23], GrowthSizes(**SIZES, **WAYS_SIZES)).counts
     q, k, v = (torch.randn(3, heads, 23, 11) for heads in (6, 2, 2))
     directions = orthogonal_features(13, 11, seed=0).float()
     assert flops_of(lambda: kernel_attention(q, k, v, directions)) == counts["kernel"][23].flops
@@ -86,7 +87,7 @@ def test_operations_of_low_rank_and_kernel_are_those_that_run():
 
 
 def test_only_full_attention_grows_as_the_square():
-    counts = growth([2**14, 2**15], num_heads=12, head_dim=64).counts
+    counts = growth([2**14, 2**15], GrowthSizes(num_heads=12, num_kv_heads=12, head_dim=64)).counts
     steps = {way: counts[way][2**15].flops / counts[way][2**14].flops for way in WAYS}
     assert steps["full"] == 4
     assert steps["low-rank"] == steps["kernel"] == 2
@@ -101,7 +102,7 @@ def test_lengths_double_up_to_the_longest():
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
 def test_text_has_every_number(lang):
-    g = growth([23, 46], **SIZES, **WAYS_SIZES)
+    g = growth([23, 46], GrowthSizes(**SIZES, **WAYS_SIZES))
     text = g.text(lang)
     for way in WAYS:
         assert words_in(lang)[way] in text
@@ -113,7 +114,7 @@ def test_text_has_every_number(lang):
 
 
 def test_values_for_json_are_plain():
-    g = growth([23, 46], **SIZES, **WAYS_SIZES)
+    g = growth([23, 46], GrowthSizes(**SIZES, **WAYS_SIZES))
     values = json.loads(json.dumps(g.as_dict()))
     assert values["lengths"] == [23, 46]
     assert values["sizes"] == SIZES | WAYS_SIZES
@@ -134,27 +135,27 @@ def test_values_for_json_are_plain():
 )
 def test_sizes_that_make_no_sense_are_refused(lengths, options, message):
     with pytest.raises(ValueError, match=message):
-        growth(lengths, **(SIZES | options))
+        growth(lengths, GrowthSizes(**(SIZES | options)))
 
 
 @pytest.mark.parametrize(("lengths", "options"), [([5.0], {}), ([5], {"slots": 4.5}), ([5], {"features": "7"})])
 def test_sizes_that_are_no_whole_numbers_are_refused(lengths, options):
     with pytest.raises(TypeError, match=r"(float|str)"):
-        growth(lengths, **(SIZES | options))
+        growth(lengths, GrowthSizes(**(SIZES | options)))
 
 
 def test_lengths_and_languages_that_are_not_there_are_refused():
     with pytest.raises(ValueError, match=r"n.*1.*0"):
         lengths_up_to(0)
     with pytest.raises(ValueError, match=r"lang.*'en'.*'ko'.*'fr'"):
-        growth([5], **SIZES).text("fr")
+        growth([5], GrowthSizes(**SIZES)).text("fr")
 
 
 # ------------------------------------------------------------------------------------------------------------- measured
 
 
 def test_every_way_is_measured_at_every_length():
-    results = list(measure(growth([64, 128], **SMALL)))
+    results = list(measure(growth([64, 128], GrowthSizes(**SMALL))))
     assert [(m.way, m.n) for m in results] == [(way, n) for n in (64, 128) for way in WAYS]
     assert all(m.seconds > 0 and not m.reason for m in results)
     assert all(m.bytes is not None and m.bytes >= 0 for m in results)
@@ -190,7 +191,7 @@ def pretend(monkeypatch, seconds, held=0):
 def test_pass_that_would_take_too_long_is_skipped_and_so_are_longer_ones(monkeypatch):
     pretend(monkeypatch, 1e-3)
     lengths = [512, 1024, 2048, 4096]
-    results = {(m.way, m.n): m for m in measure(growth(lengths, **SMALL), seconds=3.0)}
+    results = {(m.way, m.n): m for m in measure(growth(lengths, GrowthSizes(**SMALL)), seconds=3.0)}
     # Full attention took 1.024 s at 1024, and four times as many operations make 4.1 s.
     assert results["full", 1024].seconds == pytest.approx(1.024)
     assert results["full", 2048].seconds is None
@@ -203,7 +204,7 @@ def test_pass_that_would_take_too_long_is_skipped_and_so_are_longer_ones(monkeyp
 def test_way_that_grows_faster_than_counted_is_stopped_by_its_own_growth(monkeypatch):
     pretend(monkeypatch, 1e-6)
     lengths = [512, 1024, 2048, 4096]
-    results = {(m.way, m.n): m for m in measure(growth(lengths, **SMALL), seconds=10.0)}
+    results = {(m.way, m.n): m for m in measure(growth(lengths, GrowthSizes(**SMALL)), seconds=10.0)}
     assert results["sparse", 2048].seconds == pytest.approx(4.19, abs=0.01)
     assert results["sparse", 4096].seconds is None  # 16.8 s, though twice the operations would make 8.4 s
 
@@ -211,7 +212,7 @@ def test_way_that_grows_faster_than_counted_is_stopped_by_its_own_growth(monkeyp
 def test_pass_that_would_take_too_much_memory_is_skipped(monkeypatch):
     pretend(monkeypatch, 1e-9, held=2**20)
     monkeypatch.setattr(measured_growth, "_free", lambda device: 2.0**31)
-    results = {(m.way, m.n): m for m in measure(growth([512, 1024], **SMALL), fraction=0.4)}
+    results = {(m.way, m.n): m for m in measure(growth([512, 1024], GrowthSizes(**SMALL)), fraction=0.4)}
     assert results["kernel", 512].bytes == 2**29
     assert re.search(r"1\.0 GiB.*0\.8 GiB", results["kernel", 1024].reason)
 
@@ -225,28 +226,28 @@ def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypat
         return real(way, n, z, device)
 
     monkeypatch.setattr(measured_growth, "_measured", short)
-    results = {(m.way, m.n): m for m in measure(growth([512], **SMALL))}
+    results = {(m.way, m.n): m for m in measure(growth([512], GrowthSizes(**SMALL)))}
     assert "memory" in results["full", 512].reason
     assert results["sparse", 512].seconds > 0
     monkeypatch.setattr(measured_growth, "_measured", lambda *given: short(*given, message="a bug"))
     with pytest.raises(RuntimeError, match="bug"):
-        list(measure(growth([512], **SMALL)))
+        list(measure(growth([512], GrowthSizes(**SMALL))))
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_device_that_is_not_there_is_refused(device):
     with pytest.raises(ValueError, match=f"'{device}'"):
-        next(measure(growth([5], **SMALL), device=device))
+        next(measure(growth([5], GrowthSizes(**SMALL)), device=device))
 
 
 def test_device_that_computes_nothing_is_refused():
     with pytest.raises(ValueError, match=r"'meta'.*CPU.*CUDA.*device"):
-        next(measure(growth([5], **SMALL), device="meta"))
+        next(measure(growth([5], GrowthSizes(**SMALL)), device="meta"))
 
 
 def test_first_length_is_judged_too(monkeypatch):
     pretend(monkeypatch, 1e-3)
-    results = list(measure(growth([2**20], **SMALL), seconds=3.0))
+    results = list(measure(growth([2**20], GrowthSizes(**SMALL)), seconds=3.0))
     assert all(m.seconds is None for m in results)
 
 
@@ -262,7 +263,7 @@ def test_what_was_skipped_is_said_with_its_reason(lang, skipped):
 @pytest.mark.parametrize("limits", [{"seconds": 0.0}, {"fraction": 0.0}, {"fraction": 1.5}])
 def test_limits_that_allow_nothing_are_refused(limits):
     with pytest.raises(ValueError, match=r"seconds.*0.*fraction.*0.*1\]"):
-        next(measure(growth([5], **SMALL), **limits))
+        next(measure(growth([5], GrowthSizes(**SMALL)), **limits))
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -301,7 +302,7 @@ def test_curves_that_do_not_fit_are_refused(lengths, panels, message):
 def test_command_prints_what_is_counted(capsys):
     assert main(COMMAND) == 0
     out = capsys.readouterr().out
-    expected = growth(lengths_up_to(256), num_heads=3, head_dim=8).text("en")
+    expected = growth(lengths_up_to(256), GrowthSizes(num_heads=3, num_kv_heads=3, head_dim=8)).text("en")
     assert [line for line in expected.split("\n") if line not in out.split("\n")] == []
 
 
@@ -323,9 +324,8 @@ def test_command_takes_every_size(capsys):
     sizes = ["--window", "4", "--global-tokens", "2", "--slots", "7", "--features", "13", "--batch", "3"]
     assert main([*COMMAND, *sizes, "--num-kv-heads", "1", "--dtype", "float64", "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
-    expected = growth(
-        lengths_up_to(256), num_heads=3, num_kv_heads=1, head_dim=8, batch=3, dtype="float64", **WAYS_SIZES
-    )
+    sizes = GrowthSizes(num_heads=3, num_kv_heads=1, head_dim=8, batch=3, dtype="float64", **WAYS_SIZES)
+    expected = growth(lengths_up_to(256), sizes)
     assert given == expected.as_dict()
 
 

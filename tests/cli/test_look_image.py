@@ -256,7 +256,7 @@ def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
     page = (tmp_path / "a/page.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert str(tmp_path) not in page
-    assert open_file("b/run.regard").frames[0].picture == (37, 53)
+    assert open_file("b/run.regard").frames[0].image_size == (37, 53)
     with Image.open("c/over.png") as figure:
         assert figure.size[0] > 300
 

@@ -82,7 +82,7 @@ def test_pixels_of_photographs_are_those_of_transformers(kind, data):
         picture = open_image(data / "sample_photos" / name)
         ours = ImageProcessor.of(kind)(picture)
         assert torch.equal(ours.pixel_values, theirs(kind, {}, [picture.image])), name
-        assert ours.frames[0].picture == picture.size
+        assert ours.frames[0].image_size == picture.size
 
 
 MODES = ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16"]
@@ -251,7 +251,7 @@ def test_block_of_light_lands_where_its_frame_says(way, height, width):
         expected = prepared.frames[0].pixel(top + 3.5, left + 3.5)
         assert middle_of_light(prepared.pixel_values - before.pixel_values) == pytest.approx(expected, abs=0.05)
         assert prepared.frames[0].pixels == tuple(prepared.pixel_values.shape[2:])
-        assert prepared.frames[0].picture == (height, width)
+        assert prepared.frames[0].image_size == (height, width)
 
 
 def test_every_pixel_of_an_exact_resize_shows_the_box_its_frame_names():

@@ -279,8 +279,8 @@ def test_tokens_are_called_by_what_they_are(session):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
 def test_page_calls_tokens_as_python_does():
-    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(3, picture=0)
-    both += Layout.grid(2, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1)
+    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(3, image=0)
+    both += Layout.grid(2, 1, (4, 4), before=("cls",), image=1) + Layout.latents(2, image=1)
     both += Layout.of(["padding"] * 2)
     layer = torch.nn.TransformerEncoderLayer(6, 2, 7, batch_first=True).eval()
     with torch.no_grad(), regard.watch(layer) as seen:

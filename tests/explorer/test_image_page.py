@@ -77,7 +77,7 @@ def middle(session: Session, layer: int, token: int) -> tuple[float, float]:
     """The middle of a patch, in fractions of the picture's sides."""
     sides = session.layers[layer].sides
     box = sides.frames[0].boxes(sides.keys.box.reshape(-1, 4)[token])
-    high, wide = sides.frames[0].picture
+    high, wide = sides.frames[0].image_size
     return (box[0] + box[2]) / 2 / high, (box[1] + box[3]) / 2 / wide
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import regard
-from regard import atomic_files
+from regard import files
 from regard.explorer import export
 from regard.lens.files.container import read
 from regard.models.families.transformer import transformer
@@ -213,7 +213,7 @@ def attack(writer: Writer, target: Path, kills: int, rng: random.Random, only_st
         gone = not empty and not target.exists()
         if gone:
             assert writer.renames, "neither the old one nor the new one"
-            atomic_files.recover(target)  # as load does
+            files.recover(target)  # as load does
         now = snapshot(target)
         if now == before:
             what = "nothing, as before" if empty else "old, put back" if gone else "old"
@@ -248,7 +248,7 @@ def main() -> None:
         cases = [(captures(), "run.regard"), (pages(), "page.html"), (model, "model"), (renamed, "model")]
         for n, (writer, target) in enumerate(cases):
             if writer is renamed:
-                atomic_files._exchange = lambda one, other: False
+                files._exchange = lambda one, other: False
             (folder / f"case {n}" / "place").mkdir(parents=True)
             place = folder / f"case {n}" / "place" / target
             outcomes = attack(writer, place, asked.kills, random.Random(asked.seed), asked.only_steps)

@@ -17,8 +17,8 @@ from regard.lens.files.saving import HEADER, pack_layouts, unpack_layouts
 FRAME = Frame.whole(31, 47).resized(20, 30).cropped(-1, 2, 21, 24)  # scales that no short decimal holds
 SWIN = Sides.windows(FRAME, stage=1, shifted=True, patch=3, window=2)
 WORDS = Sides(
-    Layout.text(3) + Layout.latents(2, picture=1),
-    Layout.grid(2, 3, (5, 7), before=("cls", "distillation", "register"), picture=1) + Layout.of(["padding"]),
+    Layout.text(3) + Layout.latents(2, image=1),
+    Layout.grid(2, 3, (5, 7), before=("cls", "distillation", "register"), image=1) + Layout.of(["padding"]),
     (FRAME, Frame.whole(10, 21)),
 )
 ODD = Sides(
@@ -181,7 +181,7 @@ def tensor(name: str, **to: object):
         (setting("sides", 0, 1, 0, 1, to=1), r"layouts.*''"),
         (setting("sides", 0, 1, 0, 0, to=-1), r"layouts.*''"),
         (setting("sides", 0, 1, 0, 2, to=[1]), r"layouts.*''"),
-        (setting("sides", 0, 1, 0, 2, to=[]), r"''.*picture.*0"),
+        (setting("sides", 0, 1, 0, 2, to=[]), r"''.*image.*0"),
         (setting("sides", 0, 0, to="else"), r"'else'.*''"),
         (
             lambda layouts, _: layouts["sides"].append(["else", layouts["sides"][0][1]]),
@@ -191,10 +191,10 @@ def tensor(name: str, **to: object):
         (tensor("kind", put=len(KINDS)), r"0.*kind.*7"),
         (tensor("kind", put=0), r"layout.*0.*box"),
         (tensor("kind", dtype=torch.int16), r"kind.*0.*torch.int16.*bytes"),
-        (tensor("image", put=-5), r"0.*picture.*0"),
+        (tensor("image", put=-5), r"0.*image.*0"),
         (tensor("image", take=2), r"image.*0"),
         (tensor("box", put=float("inf")), r"0.*box"),
-        (tensor("box", put=-9), r"picture.*0"),
+        (tensor("box", put=-9), r"image.*0"),
         (tensor("box", take=1), r"box.*0"),
         (setting("sides", 0, 1, to=[[0, 0, [0]]] * 3), r"''.*3"),
         (

@@ -50,7 +50,7 @@ def heat_by_hand(weight: dict[tuple[int, int], float], frame: Frame) -> np.ndarr
     In exact fractions: each of the photograph's pixels is the mean over the pixels of the model that overlap it, by the
     area of the overlap.
     """
-    (height, width), (sy, sx) = frame.picture, map(Fraction, frame.scale)
+    (height, width), (sy, sx) = frame.image_size, map(Fraction, frame.scale)
     top, left = map(Fraction, frame.corner)
     heat = np.full((height, width), np.nan)
     for y, x in product(range(height), range(width)):
@@ -159,7 +159,7 @@ def test_heat_of_a_swin_is_that_of_every_pixel_pushed_through_merging_shift_and_
     y, x = divmod(int(owned[asked][0]), pixels[1])
     box = frame.boxes([y, x, y + 1, x + 1])
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    if all(0 <= place < size for place, size in zip(middle, frame.picture, strict=True)):
+    if all(0 <= place < size for place, size in zip(middle, frame.image_size, strict=True)):
         assert np.array_equal(view.overlay(at=middle, batch=1).heat, found.heat, equal_nan=True)
 
 
@@ -231,9 +231,9 @@ WORDS = [["the", "cat", "sat", "the"]]
 
 def words_and_pictures() -> Sides:
     """Four words that look at themselves, at two pictures of unlike sizes, and at latents."""
-    pictures = Layout.grid(2, 3, (4, 4), before=()) + Layout.grid(1, 2, (4, 4), before=("cls",), picture=1)
+    pictures = Layout.grid(2, 3, (4, 4), before=()) + Layout.grid(1, 2, (4, 4), before=("cls",), image=1)
     frames = (Frame.whole(16, 24).resized(8, 12), Frame.whole(4, 8))
-    return Sides(Layout.text(4), Layout.text(4) + pictures + Layout.latents(2, picture=0), frames)
+    return Sides(Layout.text(4), Layout.text(4) + pictures + Layout.latents(2, image=0), frames)
 
 
 def test_a_word_looks_at_either_picture():
@@ -271,7 +271,7 @@ def test_a_token_is_named_by_index_kind_word_or_place():
 
 
 def test_a_patch_of_another_picture_is_named_as_such():
-    both = Layout.grid(1, 2, (4, 4), before=()) + Layout.grid(2, 1, (4, 4), before=("register",) * 2, picture=1)
+    both = Layout.grid(1, 2, (4, 4), before=()) + Layout.grid(2, 1, (4, 4), before=("register",) * 2, image=1)
     view = looked(Sides(both, both, (Frame.whole(4, 8), Frame.whole(8, 4))))
     seen = view.overlay(token=5, image_index=0)
     assert seen.title.endswith(": patch (1, 0) of image 1 → image 0")
@@ -281,15 +281,15 @@ def test_a_patch_of_another_picture_is_named_as_such():
 
 
 def test_a_latent_has_one_name_among_queries_and_keys():
-    latents = Layout.latents(3, picture=0)
+    latents = Layout.latents(3, image=0)
     view = looked(Sides(latents, Layout.grid(2, 2, (4, 4)) + latents, (Frame.whole(8, 8),)))
     assert view.overlay(token=1).title.endswith(": latent 1 → the image")
     assert name_token(ImagePatches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
 
 
 def test_tokens_of_a_kind_are_counted_in_each_picture():
-    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(2, picture=0)
-    both += Layout.grid(1, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1) + Layout.text(2)
+    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(2, image=0)
+    both += Layout.grid(1, 1, (4, 4), before=("cls",), image=1) + Layout.latents(2, image=1) + Layout.text(2)
     patches = ImagePatches(both, Frame.whole(4, 8), 0)
     names = [name_token(patches, (0, n), None) for n in range(both.shape[1])]
     first = ["cls of image 0", "register 0", "register 1", "patch (0, 0)", "patch (0, 1)"]

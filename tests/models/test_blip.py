@@ -351,7 +351,7 @@ def test_words_look_at_patches_where_they_lie(tmp_path):
     layouts = model.layouts(frame, 11, 7)
     assert len(layouts) == 3 + 2 * 2 + 2 * 2
     looks, reads = layouts["encoder.blocks.1.cross"], layouts["decoder.blocks.0.cross"]
-    assert (str(looks.queries), str(looks.keys)) == ("Layout(11 text)", "Layout(1 cls, 20 patches of picture 0)")
+    assert (str(looks.queries), str(looks.keys)) == ("Layout(11 text)", "Layout(1 cls, 20 patches of image 0)")
     assert looks.frames == (frame,)
     assert looks.keys.box[0, 1 + 4 + 1].tolist() == [4, 4, 8, 8]  # of 5 rows of 4 patches
     assert (str(reads.queries), str(reads.keys)) == ("Layout(7 text)", "Layout(11 text)")

@@ -679,13 +679,13 @@ def test_words_look_at_latents_of_each_picture_and_latents_at_its_patches(model)
     layouts = model.layouts(frames, tokens=7)
     beside, gathering = layouts["looks.1.attention"], layouts["resampler.blocks.0.attention"]
     assert repr(beside.queries) == "Layout(7 text)"
-    assert repr(beside.keys) == "Layout(3 latents of picture 0, 3 latents of picture 1)"
+    assert repr(beside.keys) == "Layout(3 latents of image 0, 3 latents of image 1)"
     assert beside.frames == tuple(frames)
-    assert gathering.queries.picture.tolist() == [[0] * 3, [1] * 3]
+    assert gathering.queries.image.tolist() == [[0] * 3, [1] * 3]
     assert gathering.keys.kind[1].tolist() == ["cls"] + ["patch"] * 9 + ["latent"] * 3
     assert gathering.keys.box[1, 5].tolist() == [4, 4, 8, 8]
     within, own = layouts["vision.blocks.2.attention"], layouts["tower.blocks.3.attention"]
-    assert within.keys.picture.tolist() == [[0] * 10, [1] * 10]
+    assert within.keys.image.tolist() == [[0] * 10, [1] * 10]
     assert repr(own.keys) == repr(own.queries) == "Layout(7 text)"
 
 
@@ -703,7 +703,7 @@ def test_latents_look_at_the_picture_first_and_then_at_each_other(model):
 def test_words_look_at_all_patches_where_nothing_gathers_them(tmp_path):
     model = twin_of("Model", OTHER_NAME, tmp_path).ours(torch.float32)
     layouts = model.layouts([Frame.whole(16, 16)] * 2, tokens=5)
-    said = "Layout(1 cls, 9 patches of picture 0, 1 cls, 9 patches of picture 1)"
+    said = "Layout(1 cls, 9 patches of image 0, 1 cls, 9 patches of image 1)"
     assert repr(layouts["looks.0.attention"].keys) == said
     assert not any(path.startswith("resampler") for path in layouts)
 

@@ -602,12 +602,12 @@ def test_layouts_put_the_patches_of_each_picture_in_its_place(model):
     mask = torch.arange(55) > 0
     layouts = model.layouts(ids, framed(USUAL_NAME, 2), attention_mask=mask)
     words, towers = layouts["text.tower.blocks.0.attention"].keys, layouts["vision.blocks.2.attention"].keys
-    said = "Layout(1 padding, 1 text, 25 patches of picture 0, 2 text, 25 patches of picture 1, 1 text)"
+    said = "Layout(1 padding, 1 text, 25 patches of image 0, 2 text, 25 patches of image 1, 1 text)"
     assert repr(words) == said
     assert words.box[0, 2 + 6].tolist() == [4.0, 4.0, 8.0, 8.0]  # second row, second column
     assert words.box[0, 29 + 24].tolist() == [16.0, 16.0, 20.0, 20.0]
     assert towers.shape == (2, 26)
-    assert [set(row) for row in towers.picture.tolist()] == [{0}, {1}]
+    assert [set(row) for row in towers.image.tolist()] == [{0}, {1}]
     assert towers.kind[:, 0].tolist() == ["cls", "cls"]
     assert np.array_equal(towers.box[1, 1:], words.box[0, 29:54])
 

@@ -15,9 +15,9 @@ from regard.explorer.answers import head, overview
 from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
+from regard.locale import Lang
 from regard.session.ranking import layers_of, strongest
 from regard.session.session import Session, default_model, look_at, session_of
-from regard.stages import Lang
 
 DEMO = "The animal didn't cross the street because it was too tired."
 TEXTS = [DEMO, "A cat is a cat; a dog, a dog. Is a cat a dog? No: a cat is no dog.", "Yes."]

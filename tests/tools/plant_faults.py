@@ -216,10 +216,10 @@ FAULTS = [
     ),
     Fault(
         "atomic file is not atomic",
-        "atomic_files.py",
+        "files.py",
         "        os.replace(part, target)",
         "        os.replace(part, target) if not os.path.exists(target) else None",
-        "tests/test_atomic_files.py",
+        "tests/test_files.py",
     ),
     Fault(
         "wrong input exits with 0",

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.doctor.facts import Facts
-from regard.locale import translate
-from regard.stages import Lang
+from regard.locale import Lang, translate
 
 Severity = Literal["error", "warning", "note"]
 """error: results are wrong; warning: they probably are; note: worth knowing."""

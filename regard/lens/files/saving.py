@@ -139,7 +139,7 @@ def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Inc
     if "photos" in header:
         capture.photos = unpack_photos(header["photos"], tensors)
         frames = max((several[0].frames for several in capture.layouts.values()), key=len, default=())
-        sizes, wanted = [photo.size for photo in capture.photos], [frame.picture for frame in frames]
+        sizes, wanted = [photo.size for photo in capture.photos], [frame.image_size for frame in frames]
         if sizes != wanted:
             raise ContentError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}")
     tensors.finish()
@@ -197,11 +197,12 @@ def pack_layouts(layouts: Layouts, out: Outgoing) -> dict[str, Any]:
     packed = []
     for n, layout in enumerate(tokens):
         codes = np.select([layout.kind == kind for kind in KINDS], range(len(KINDS))).astype(np.uint8)
-        arrays = {"kind": codes, "image": _narrow(layout.picture, INTEGERS), "box": _narrow(layout.box, FLOATS)}
+        arrays = {"kind": codes, "image": _narrow(layout.image, INTEGERS), "box": _narrow(layout.box, FLOATS)}
         packed.append([out.put(f"layouts/{n}/{key}", torch.from_numpy(array)) for key, array in arrays.items()])
     return {
         "frames": [
-            [*map(int, (*frame.picture, *frame.pixels)), *map(float, (*frame.scale, *frame.corner))] for frame in frames
+            [*map(int, (*frame.image_size, *frame.pixels)), *map(float, (*frame.scale, *frame.corner))]
+            for frame in frames
         ],
         "kinds": list(KINDS),
         "tokens": packed,

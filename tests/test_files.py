@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from regard import atomic_files
-from regard.atomic_files import atomic_directory, atomic_file, check_target, recover
+from regard import files
+from regard.files import atomic_directory, atomic_file, check_target, recover
 
 
 def put(path: Path, content: bytes = b"new") -> None:
@@ -103,7 +103,7 @@ def test_folders_loops_and_missing_folders_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "log", "/dev/stderr"])
 def test_file_that_output_goes_to_is_refused(tmp_path, name):
-    code = "import sys; from regard.atomic_files import check_target\ntry: check_target(sys.argv[1])\n"
+    code = "import sys; from regard.files import check_target\ntry: check_target(sys.argv[1])\n"
     code += "except OSError as error: print(error, file=sys.stderr)\n"
     with open(tmp_path / "log", "ab") as log:
         log.write(b"kept\n")
@@ -300,7 +300,7 @@ def test_part_of_a_living_writer_is_not_swept(tmp_path):
 
 
 def test_part_of_a_living_process_is_not_swept_and_that_of_a_killed_one_is(tmp_path):
-    code = "import sys; from regard.atomic_files import atomic_file\n"
+    code = "import sys; from regard.files import atomic_file\n"
     code += "with atomic_file(sys.argv[1]) as file: print(1, flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path / "file"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -317,7 +317,7 @@ def test_part_of_a_living_process_is_not_swept_and_that_of_a_killed_one_is(tmp_p
 
 
 def test_part_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    real = atomic_files._lock
+    real = files._lock
     locked = []
 
     def slow(descriptor, *, wait):
@@ -327,7 +327,7 @@ def test_part_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypat
         locked.append(descriptor)
         return real(descriptor, wait=wait)
 
-    monkeypatch.setattr(atomic_files, "_lock", slow)
+    monkeypatch.setattr(files, "_lock", slow)
     put(tmp_path / "file")
     assert len(locked) == 2
     assert contents(tmp_path) == {"file": b"new"}
@@ -335,7 +335,7 @@ def test_part_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypat
 
 def test_nothing_is_swept_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
     left = leave(tmp_path, "file")
-    monkeypatch.setattr(atomic_files, "_lock", lambda descriptor, *, wait: None)
+    monkeypatch.setattr(files, "_lock", lambda descriptor, *, wait: None)
     put(tmp_path / "file")
     assert set(tmp_path.iterdir()) == {tmp_path / "file", *left}
 
@@ -347,7 +347,7 @@ def test_nothing_is_swept_where_the_file_system_has_no_locks(tmp_path, monkeypat
 def way(request, monkeypatch):
     """Both ways to replace a directory: in one step, and by two renames where the system has no such step."""
     if request.param == "renamed":
-        monkeypatch.setattr(atomic_files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     return request.param
 
 
@@ -395,13 +395,13 @@ def test_files_are_copied_where_there_are_no_hard_links(old, way, monkeypatch):
 
 
 def test_file_that_comes_while_the_directory_is_replaced_is_carried_over(old, way, monkeypatch):
-    real = atomic_files._exchange
+    real = files._exchange
 
     def late(one, other):
         (other / "late.log").write_bytes(b"late")
         return real(one, other)
 
-    monkeypatch.setattr(atomic_files, "_exchange", late)
+    monkeypatch.setattr(files, "_exchange", late)
     put_directory(old)
     assert (old / "late.log").read_bytes() == b"late"
 
@@ -549,7 +549,7 @@ def test_exception_at_any_step_leaves_the_old_directory_or_the_new_one(tmp_path,
             for name in ("rename", "link", "fsync", "mkdir", "chmod", "chown"):
                 patch.setattr(os, name, failing(getattr(os, name)))
             if way == "exchanged":
-                patch.setattr(atomic_files, "_exchange", failing(atomic_files._exchange))
+                patch.setattr(files, "_exchange", failing(files._exchange))
             try:
                 put_directory(folder)
             except (KeyboardInterrupt, OSError):
@@ -620,7 +620,7 @@ def test_processes_that_write_the_same_directory_at_once_all_succeed(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from regard.atomic_files import atomic_directory
+from regard.files import atomic_directory
 for _ in range(30):
     with atomic_directory(sys.argv[1], "it", replaces=lambda names: {"a", "config"}, last="config") as part:
         for name in ("a", "config"):

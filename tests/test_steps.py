@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard import masks, positions, stages
+from regard import masks, op, positions
 from regard.locale import catalogue
 
 H, NQ, NK, D, DV = 3, 5, 11, 7, 13
@@ -231,8 +231,8 @@ def test_text_in_korean():
 
 
 def test_every_step_has_a_meaning_in_both_languages():
-    assert stages.MEANING.keys() == {"x", "q", "k", "v", *NAMES}
-    assert catalogue("ko").keys() >= {*stages.MEANING.values(), *stages.WORDS.values()}
+    assert op.STEP_MEANINGS.keys() == {"x", "q", "k", "v", *NAMES}
+    assert catalogue("ko").keys() >= set(op.STEP_MEANINGS.values())
 
 
 def test_repr_is_the_english_text():
@@ -255,7 +255,7 @@ def test_formulas_name_what_was_given():
 
 
 def test_rows_are_said_to_sum_to_1_only_where_they_do():
-    claim = stages.MEANING["weights"]
+    claim = op.STEP_MEANINGS["weights"]
     assert claim in regard.steps(X, X, X).text()
     sunk = regard.steps(X, X, X, sinks=np.zeros(1))
     assert sunk.weights.sum(-1).max() < 0.94
@@ -325,7 +325,7 @@ def test_batches_and_heads_are_counted_as_the_axes_say(lead):
     flat = array.reshape(-1, heads, NQ, NK)
     for batch in range(flat.shape[0]):
         for head in range(heads):
-            assert np.array_equal(stages.pick(array, batch, head), flat[batch, head])
+            assert np.array_equal(op.pick(array, batch, head), flat[batch, head])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Files and directories that are written whole or not at all.
-
-    >>> with atomic_file("vectors.npy", "the vectors") as file:                 # doctest: +SKIP
-    ...     file.write(content)
+"""Files that are written whole or not at all, and bounded reading of untrusted ones.
 
 Everything is written under a hidden name beside its target, `.name.<32 hex digits>.part`, synced to the disk and then
 renamed. Whatever happens in between (an error, Ctrl-C, a full disk, kill -9, a power cut), the target is the old one or
@@ -12,30 +9,45 @@ such locks, nothing is removed.
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import json
 import os
 import re
+import reprlib
 import shutil
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from uuid import uuid4
+from typing import IO, Any
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["atomic_directory", "atomic_file", "check_target", "recover"]
+__all__ = [
+    "MOST_JSON",
+    "Refusal",
+    "atomic_directory",
+    "atomic_file",
+    "check_file",
+    "check_target",
+    "parsed",
+    "parsing",
+    "read_bounded",
+    "read_json",
+    "read_stream",
+    "recover",
+]
 
 OPEN_LOCK = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}  # of syncing a directory
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------- files written
 
 
 @contextmanager
@@ -49,15 +61,9 @@ def atomic_file(path: str | os.PathLike[str], what: str = "the file") -> Iterato
     ...     Path(folder, "a.txt").read_bytes(), os.listdir(folder)
     (b'new', ['a.txt'])
 
-    A file that is there keeps its mode, and its owner where the system lets us; a new one gets what the umask allows.
-    A symbolic link stays, and what it leads to is replaced. Other hard links keep the old content.
-
-    Args:
-        path: used as it is; its folder must exist.
-        what: what is written, for errors.
-
-    Raises:
-        OSError: as `check_target`, or when writing fails; then what was there is untouched and no part is left.
+    An existing file keeps its mode, and its owner if the system allows it; a new one gets what the umask allows. A
+    symbolic link stays and its target is replaced. Other hard links keep the old content. Raises OSError as
+    `check_target`, and when writing fails, naming `what`; then the old file is untouched and no part is left.
     """
     target = check_target(path)
     before = target.stat() if target.exists() else None
@@ -76,15 +82,8 @@ def atomic_file(path: str | os.PathLike[str], what: str = "the file") -> Iterato
 def check_target(path: str | os.PathLike[str]) -> Path:
     """The file that writing to a path would replace, links followed.
 
-    >>> check_target("page.html").name
-    'page.html'
-
-    Raises:
-        FileNotFoundError: its folder is missing.
-        IsADirectoryError: it is a folder.
-        PermissionError: it is read-only.
-        OSError: it is a device, a pipe or a socket, or the file that standard output or error goes to: these are
-            never replaced, and what is written into them could not be whole or absent.
+    Raises OSError for a missing folder, a folder, a read-only file, a device, a pipe or a socket, and the file that
+    standard output or error goes to: these are never replaced.
     """
     cannot = f"cannot write {os.fspath(path)!r}"
     target = Path(os.path.realpath(path))
@@ -98,18 +97,15 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         raise IsADirectoryError(f"{cannot}: it is a folder; name a file")
     if not stat.S_ISREG(there.st_mode):
         raise OSError(f"{cannot}: it is a device, a pipe or a socket; name a file")
-    if any(_is_open(stream, there) for stream in (1, 2)):
+    printed = []
+    for stream in (1, 2):
+        with suppress(OSError):  # closed
+            printed.append(os.fstat(stream))
+    if any(os.path.samestat(stream, there) for stream in printed):
         raise OSError(f"{cannot}: what the program prints goes there; name another file")
     if not os.access(target, os.W_OK):
         raise PermissionError(f"{cannot}: it is read-only; allow writing or choose another name")
     return target
-
-
-def _is_open(stream: int, there: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream), there)
-    except OSError:  # closed
-        return False
 
 
 def _keep_permissions(path: Path, before: os.stat_result) -> None:
@@ -150,17 +146,15 @@ def atomic_directory(
     directory, `last` at the end. Mode and owner are kept, as for files; a symbolic link to a directory stays.
 
     Args:
-        path: made if it is not there, with the folders on the way.
+        path: made if it is not there, with its parents.
         what: what is written, for errors.
-        replaces: given the names in a directory that is there, those that go with what is replaced; the name of a new
-            entry always does.
+        replaces: from the names in an existing directory, those to remove; the name of a new entry always is.
         last: the entry without which the others are of no use.
 
     Raises:
-        NotADirectoryError: there is a file of that name, or on the way.
-        PermissionError: the directory is read-only.
-        OSError: something is to be replaced, and the directory is a mount point, holds the current directory or is in
-            a folder that cannot be written to; or writing fails. Then what was there is untouched.
+        OSError: a file has that name, or is on the way; the directory is read-only; something is to be replaced and
+            the directory is a mount point, holds the current directory or is in a folder that cannot be written to;
+            or writing fails. Then what was there is untouched.
     """
     target = Path(os.path.realpath(path))
     file = next((x for x in (target, *target.parents) if x.exists()), target)
@@ -206,7 +200,7 @@ def _put_in_place(part: Path, target: Path, replaces: Callable[[Collection[str]]
 
 
 def _check_exchange(target: Path, inside: bool) -> None:
-    """Refuse to exchange a directory whose name or inode somebody depends on."""
+    """Raise OSError for a directory whose name or inode somebody depends on."""
     try:
         here = Path(os.getcwd())
     except FileNotFoundError:  # somebody removed it
@@ -255,25 +249,23 @@ def _carry(source: Path, target: Path, leave: set[str]) -> None:
                 if made:
                     _keep_permissions(place, entry.stat())
             elif not os.path.lexists(place):
-                _link(source / entry.name, place)
-
-
-def _link(source: Path, place: Path) -> None:
-    try:
-        os.link(source, place, follow_symlinks=False)
-    except OSError as error:
-        if error.errno == errno.EXDEV:  # copied, it would be removed from the mount with the old directory
-            raise OSError(f"cannot carry {str(source)!r} over: it is on another file system, mounted here") from None
-        shutil.copy2(source, place, follow_symlinks=False)
-        if not place.is_symlink():
-            _keep_permissions(place, source.stat())
-            _sync(place)
+                try:
+                    os.link(source / entry.name, place, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno == errno.EXDEV:  # a copy would be removed from the mount with the old directory
+                        raise OSError(f"cannot carry {entry.path!r} over: it is on another file system") from None
+                    shutil.copy2(source / entry.name, place, follow_symlinks=False)
+                    if not place.is_symlink():
+                        _keep_permissions(place, (source / entry.name).stat())
+                        _sync(place)
 
 
 def _exchange(one: Path, other: Path) -> bool:
     """Let two paths change names in one step; False where the system cannot, or not on this file system."""
     if sys.platform == "win32":
         return False
+    import ctypes  # 5 ms that `regard --help` need not take
+
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if hasattr(libc, "renameat2"):  # Linux
@@ -299,17 +291,14 @@ def _move_into(part: Path, target: Path, names: list[str]) -> None:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """Put a directory back that a killed `atomic_directory` renamed away; one that is there is left alone.
+    """Put a directory back that a killed `atomic_directory` renamed away; waits for a writer that still lives.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     aside = Path(folder, f".model.{uuid4().hex}.old")
-    ...     aside.mkdir()
+    ...     Path(folder, f".model.{'0' * 32}.old").mkdir()
     ...     recover(f"{folder}/model")
     ...     os.listdir(folder)
     ['model']
-
-    A living writer that is between its two renames is waited for.
     """
     with suppress(ValueError):  # of a null byte in a name that is none
         if not os.path.exists(path):
@@ -325,7 +314,7 @@ def _part_of(folder: Path, name: str) -> Iterator[Path]:
     """A free path beside a target; what is there in the end is removed, as are parts of writers that were killed."""
     _sweep(folder, name)
     while True:
-        part = folder / f".{_stem(name)}.{uuid4().hex}.part"
+        part = folder / f".{_stem(name)}.{os.urandom(16).hex()}.part"
         lock = part.with_suffix(".lock")
         held = os.open(lock, OPEN_LOCK | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -340,10 +329,7 @@ def _part_of(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, name: str, *, wait: bool = False) -> None:
-    """Remove what killed writers of a target left, and put a directory back that one of them had renamed away.
-
-    wait: for writers that live, if they have renamed it away.
-    """
+    """Remove what killed writers left and put a directory back that one renamed away; `wait` for a living one."""
     pattern = re.compile(rf"(\.{re.escape(_stem(name))}\.[0-9a-f]{{32}})\.(?:part|old|lock)")
     try:
         leftovers = {match[1] for entry in os.listdir(folder) if (match := pattern.fullmatch(entry))}
@@ -369,10 +355,14 @@ def _sweep(folder: Path, name: str, *, wait: bool = False) -> None:
 
 
 def _clear(part: Path, target: Path) -> None:
-    """Remove what is left of a write."""
+    """Remove what is left of a write, as far as we can: the rest is swept by the next write."""
     _put_back(part, target)
     for path in (part.with_suffix(".old"), part, part.with_suffix(".lock")):  # the lock says that there may be others
-        _remove(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _put_back(part: Path, target: Path) -> None:
@@ -385,7 +375,11 @@ def _put_back(part: Path, target: Path) -> None:
 def _stem(name: str) -> str:
     """A target's name in the names of its parts; a digest of one that leaves no room for more letters."""
     raw = os.fsencode(name)
-    return name if len(raw) <= 200 else sha256(raw).hexdigest()
+    if len(raw) <= 200:
+        return name
+    from hashlib import sha256  # 9 ms that `regard --help` need not take
+
+    return sha256(raw).hexdigest()
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool | None:
@@ -418,30 +412,22 @@ def _locked(directory: Path) -> Iterator[None]:
             os.close(held)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file or a directory as far as we can: the rest is swept by the next write."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
 # ------------------------------------------------------------------------------------------------------ disk and errors
 
 
 def _sync(path: Path, *, files: bool = True) -> None:
-    """Wait until a file, or a directory and all in it, is on the disk.
-
-    files: False leaves files out, which are there already.
-    """
+    """Wait until a file, or a directory and all in it (without `files`: its folders), is on the disk."""
     if path.is_dir():
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False) or (files and entry.is_file(follow_symlinks=False)):
                     _sync(path / entry.name, files=files)
         _sync_folder(path)
-        return
+    else:
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -451,14 +437,9 @@ def _sync(path: Path, *, files: bool = True) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Wait until the names in a directory are on the disk, where the system can say so."""
-    if sys.platform == "win32":
-        return
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if sys.platform != "win32":
+            _fsync(path)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -475,7 +456,7 @@ def _confirm(target: Path) -> None:
 
 @contextmanager
 def _named_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say of an error of the system what could not be written where; of the same kind, for the number decides."""
+    """Add to an error of the system what could not be written where; its number, and so its class, stays."""
     try:
         yield
     except OSError as error:
@@ -483,3 +464,148 @@ def _named_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         why = f"cannot write {what}: {error.strerror}; what was there before is untouched"
         raise OSError(error.errno, why, os.fspath(path)) from error
+
+
+# ------------------------------------------------------------------------------------------------------- files read
+
+
+MOST_JSON = 2**26
+"""Bytes of a JSON file, 64 MiB: the largest tokenizers have 35 MB, every other file a few kilobytes."""
+
+CHUNK = 2**20  # bytes
+LONGEST = 300  # characters of a parser's own message; Rust quotes whole files
+
+
+@contextmanager
+def parsing(where: str, wrong: str = "cannot be read", *, error: type[ValueError] = ValueError) -> Iterator[None]:
+    """Inside `with`, whatever a third-party parser raises becomes one `error` that names the file `where`.
+
+    That includes the panics of Rust extensions: `pyo3_runtime.PanicException` is not an Exception. (Rust also prints a
+    panic to stderr before it is raised; that cannot be turned off.) An `error` that names the file already, errors of
+    the system, a missing library, interrupts and exits pass as they are; a MemoryError gets the file's name.
+
+    >>> with parsing("tokenizer.json"):
+    ...     raise IndexError("index out of range")
+    Traceback (most recent call last):
+        ...
+    ValueError: tokenizer.json cannot be read: IndexError: index out of range
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except MemoryError:
+        raise MemoryError(f"there is not enough memory to read {where}") from None
+    except BaseException as problem:
+        panic = type(problem).__name__ == "PanicException"  # each extension has a class of its own
+        system = isinstance(problem, OSError) and problem.errno is not None
+        named = isinstance(problem, error) and where in str(problem)
+        if system or named or not (panic or isinstance(problem, Exception)):
+            raise
+        message = " ".join(str(problem).split())
+        message = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
+        # The words of these are meant for people; a KeyError is a name alone, and many others are empty.
+        plain = isinstance(problem, (ValueError, OSError)) or type(problem) is Exception
+        message = message if message and plain else f"{type(problem).__name__}: {message}".rstrip(": ")
+        raise error(f"{where} {wrong}: {message}") from None
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a file. A pipe is read only where it is open already (/dev/stdin, /dev/fd/…): nothing waits for it.
+
+    Raises ValueError for more than `most` bytes, OSError as `check_file` and `open` do.
+    """
+    if not (path.is_fifo() and str(path).startswith(("/dev/fd/", "/dev/stdin"))):
+        check_file(path)
+    with path.open("rb") as file:
+        return read_stream(file, most, repr(str(path)))
+
+
+def check_file(path: Path) -> None:
+    """Raise OSError for a folder, a pipe (which might never be written to) or a device (which has no end)."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"cannot read {str(path)!r}: it is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        kind = "a pipe or socket" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else "a device"
+        raise OSError(f"cannot read {str(path)!r}: it is {kind}; name a file")
+
+
+def read_stream(file: IO[bytes], most: int, where: str) -> bytes:
+    """The rest of an open file. Raises ValueError for more than `most` bytes, once it has read that many."""
+    parts: list[bytes] = []
+    while part := file.read(CHUNK):  # which takes as much memory as it is asked for
+        parts.append(part)
+        if len(parts) * CHUNK > most and sum(map(len, parts)) > most:
+            raise ValueError(f"{where} holds more than {most:,} bytes, which is the most that is read")
+    return b"".join(parts)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file in UTF-8.
+
+    Raises ValueError for anything else, for a key that has two different values, and for more than MOST_JSON bytes.
+    """
+    data = read_bounded(path, MOST_JSON)
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
+        raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        for key, one in pairs:
+            if one != value[key]:
+                raise ValueError(f"the key {key!r:.80} has two values, {one!r:.80} and {value[key]!r:.80}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The error of `parsed` and its messages, templates of `str.format`.
+
+    deep: nested deeper than Python reads.  broken: not JSON, not UTF-8, or an integer of thousands of digits; {why}.
+    other: JSON, but not an object; {kind} and {value}.  twin: an object has a key more than once; {key} and {times}.
+    """
+
+    error: type[ValueError]
+    deep: str
+    broken: str
+    other: str
+    twin: str
+
+
+class _TwinError(ValueError):
+    """A key that comes more than once; its arguments are the key and how often."""
+
+
+def parsed(text: bytes | str, refusal: Refusal) -> dict[str, Any]:
+    """A JSON object (bytes are UTF-8) in which no key comes twice, at any depth; else raises the refusal's error.
+
+    >>> words = {"deep": "nested too deep", "broken": "not JSON ({why})", "other": "a {kind}, not an object"}
+    >>> refusal = Refusal(error=ValueError, **words, twin="the key {key} comes {times} times")
+    >>> parsed(b'{"a": {"b": 1, "b": 2}}', refusal)
+    Traceback (most recent call last):
+    ValueError: the key 'b' comes 2 times
+    """
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_without_twins)
+    except RecursionError:
+        raise refusal.error(refusal.deep) from None
+    except _TwinError as twin:
+        key, times = twin.args
+        raise refusal.error(refusal.twin.format(key=repr(key), times=times)) from None
+    except ValueError as error:
+        raise refusal.error(refusal.broken.format(why=error)) from None
+    if not isinstance(value, dict):
+        raise refusal.error(refusal.other.format(kind=type(value).__name__, value=reprlib.repr(value)))
+    return value
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise _TwinError(*Counter(key for key, _ in pairs).most_common(1)[0])
+    return value
