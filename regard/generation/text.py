@@ -15,8 +15,16 @@ from regard.generation.loop import Decoder, generate, stream
 from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
 from regard.models.family import GENERATION_TASKS
-from regard.tasks.images import Several, expand_prompt, read_images, without_special
-from regard.tasks.inputs import iterate_in_eval_mode, max_text_positions, reads_image_prompts, require
+from regard.tasks.inputs import (
+    Several,
+    expand_prompt,
+    iterate_in_eval_mode,
+    max_text_positions,
+    read_images,
+    reads_image_prompts,
+    require,
+    without_special,
+)
 
 if TYPE_CHECKING:
     from regard.models.encoder_decoder import EncoderDecoder

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.data.tokenizer_loading import FILE_SETS
+from regard.data.tokenizer import FILE_SETS
 from regard.generation.loop import generate
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import GENERATION_TASKS

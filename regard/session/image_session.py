@@ -25,7 +25,7 @@ from regard.models.vision_language import VisionLanguageModel
 from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
-from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
+from regard.tasks.inputs import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 
 WRITTEN = 32  # tokens that a model may generate
 START = "[start]"

@@ -21,7 +21,7 @@ import regard
 from regard.generation.loop import generate
 from regard.lens.capture import Capture
 from regard.models.loading import load
-from regard.tasks.images import expand_prompt, without_special
+from regard.tasks.inputs import expand_prompt, without_special
 
 NEW = 5
 ALL = slice(None)

@@ -11,7 +11,7 @@ import torch
 from twins import widened
 
 import regard
-from regard.tasks.embedding import said_by
+from regard.tasks.text import said_by
 from regard.testing import largest_error
 
 pytestmark = pytest.mark.skipif(

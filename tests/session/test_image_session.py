@@ -20,7 +20,7 @@ import regard
 from regard.models.loading import load
 from regard.session.image_session import WRITTEN, look_at_image
 from regard.session.session import Session
-from regard.tasks.images import expand_prompt, question_prompt, without_special
+from regard.tasks.inputs import expand_prompt, question_prompt, without_special
 
 PHOTO = picture(1)
 ALL = slice(None)

@@ -11,7 +11,7 @@ import torch
 from speaking_twins import bart, bert, gpt2
 
 from regard.models.loading import load
-from regard.tasks.embedding import pool, said_by
+from regard.tasks.text import pool, said_by
 
 TEXTS = ["The animal was tired", "고양이", "it", "a cat sat on the mat because it was too small", "Seoul"]
 

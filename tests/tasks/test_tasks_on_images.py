@@ -29,8 +29,8 @@ from regard.data.images import open_image
 from regard.generation.text import GenerationOutput
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
-from regard.tasks.matching import Features, Matched
 from regard.tasks.text import Classified
+from regard.tasks.vision import Features, Matched
 
 PICTURES = [picture(0), picture(1, 71, 31), picture(2), picture(3, 30, 30), picture(4, 41, 59)]
 IMAGES = [Image.fromarray(array) for array in PICTURES]
