@@ -1,4 +1,4 @@
-"""Engines that encode and decode text: the interface, and the one for pipelines of the `tokenizers` library."""
+"""Engines that encode and decode text: pipelines of the `tokenizers` library, and Marian's two sentencepiece models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from regard.data.tokenizer_files import (
     SPACE,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 Item = str | tuple[str, str]
+"""A text, or a pair."""
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -38,51 +39,14 @@ class Encoding:
     spans: list[tuple[int, int] | None]
 
 
-class Engine(Protocol):
-    """Encodes and decodes text."""
-
-    @property
-    def size(self) -> int:
-        """Tokens in the vocabulary, added ones included."""
-
-    @property
-    def added(self) -> Mapping[int, AddedToken]:
-        """Tokens beside the vocabulary, by id."""
-
-    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
-        """Encode texts and pairs; `special`: with the special tokens around them."""
-
-    def truncate(self, item: Item, length: int, side: str) -> Encoding:
-        """Encode one text or pair and drop tokens on `side` until at most `length` are left, special ones included."""
-
-    def decode(self, ids: list[int], special: bool) -> str:
-        """Join ids; `special`: keep the special tokens."""
-
-    def id_of(self, token: str) -> int | None:
-        """The id of a token, or None."""
-
-    def label(self, number: int) -> str | None:
-        """The token of an id as people read it, or None."""
-
-    def files(self) -> dict[str, bytes]:
-        """The vocabulary as files: name → content."""
-
-
 @dataclass(frozen=True)
 class Pipeline:
-    """A `tokenizers.Tokenizer` as an engine. It keeps no state between calls, so threads may share it.
+    """A `tokenizers.Tokenizer` as an engine. It keeps no state between calls, so threads may share it."""
 
-    Args:
-        rust: the tokenizer; its own padding and truncation are turned off.
-        clean: close up spaces before punctuation when decoding.
-        word_end: suffix of a word's last piece, a space in text.
-        where: the directory it was read from, for errors: some damage shows only when a text is encoded.
-    """
-
-    rust: RustTokenizer
-    clean: bool = False
-    word_end: str = ""
-    where: str = "the tokenizer"
+    rust: RustTokenizer  # its own padding and truncation are turned off
+    clean: bool = False  # close up spaces before punctuation when decoding
+    word_end: str = ""  # suffix of a word's last piece, a space in text
+    where: str = "the tokenizer"  # the directory, for errors: some damage shows only when a text is encoded
 
     def __post_init__(self) -> None:
         self.rust.no_padding()
@@ -105,15 +69,14 @@ class Pipeline:
 
     def truncate(self, item: Item, length: int, side: str) -> Encoding:
         """Encode one text or pair and drop tokens on `side` until at most `length` are left, special ones included."""
-        pair = isinstance(item, tuple)
         with parsing(self.where):
-            parts = [self.rust.encode(text, add_special_tokens=False) for text in (item if pair else (item,))]
-            special = self.rust.num_special_tokens_to_add(pair)
+            parts = [self.rust.encode(text, add_special_tokens=False) for text in texts_of(item)]
+            special = self.rust.num_special_tokens_to_add(len(parts) == 2)
         kept = kept_lengths([len(part) for part in parts], length, special)
         with parsing(self.where):
             for part, n in zip(parts, kept, strict=True):
                 part.truncate(n, direction=side)
-            return _encoding(self.rust.post_process(parts[0], parts[1] if pair else None))
+            return _encoding(self.rust.post_process(*parts))
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""
@@ -159,13 +122,14 @@ class Pipeline:
             return {"tokenizer.json": self.rust.to_str(pretty=True).encode()}
 
 
+def texts_of(item: Item) -> tuple[str, ...]:
+    """The one or two texts."""
+    return (item,) if isinstance(item, str) else item
+
+
 @cache
 def byte_letters() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one visible letter (Radford et al. 2019): letter → byte.
-
-    >>> byte_letters()["Ġ"], byte_letters()["a"]
-    (32, 97)
-    """
+    """Byte-level vocabularies write each byte as one visible letter (Radford et al. 2019): letter → byte."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(rest)}
@@ -190,9 +154,6 @@ def kept_lengths(sizes: list[int], length: int, special: int) -> list[int]:
 
     >>> kept_lengths([3, 9], 8, special=0), kept_lengths([9, 9], 9, special=2), kept_lengths([2, 2], 8, special=3)
     ([3, 5], [3, 4], [2, 2])
-
-    Raises:
-        ValueError: the special tokens alone are more than `length`.
     """
     space = length - special
     if space < 0:
@@ -211,38 +172,28 @@ def _encoding(rust: RustEncoding) -> Encoding:
     return Encoding(list(rust.ids), list(rust.type_ids), spans)
 
 
-FILES = ("source.spm", "target.spm", "vocab.json")
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 
 
 @dataclass(frozen=True)
 class MarianEngine:
-    """Marian's files as an engine.
+    """Marian's files as an engine: pieces of the source language's model, ids from a vocabulary of both languages.
 
-    Args:
-        source: the source language's SentencePieceProcessor.
-        words: token → id.
-        added: id → token laid over `words`.
-        names: role → special token.
-        extra: special tokens without a role.
-        clean: close up spaces before punctuation when decoding.
-        contents: file name → bytes, to be saved as they are.
+    A piece is looked up by its text: one that the vocabulary lacks is unknown, and a letter unknown to the source
+    language may still have the id that the target language gave it.
     """
 
-    source: Any
+    source: Any  # SentencePieceProcessor
     words: Mapping[str, int]
-    added: Mapping[int, AddedToken]
-    names: Mapping[str, str]
-    extra: tuple[str, ...]
-    clean: bool
-    contents: Mapping[str, bytes] = field(repr=False)
+    added: Mapping[int, AddedToken]  # laid over `words`
+    names: Mapping[str, str]  # role → special token
+    extra: tuple[str, ...]  # special tokens without a role
+    clean: bool  # close up spaces before punctuation when decoding
+    contents: Mapping[str, bytes] = field(repr=False)  # of the files, to be saved as they are
 
     @classmethod
     def read(cls, folder: Folder, names: Mapping[str, str], extra: tuple[str, ...]) -> MarianEngine:
-        """Read source.spm and vocab.json; target.spm is only kept to be saved.
-
-        Raises:
-            ValueError: a file is broken, or asks for something that is not supported.
-        """
+        """Read source.spm and vocab.json; target.spm is only kept to be saved."""
         if folder.switch("separate_vocabs", False):
             raise ValueError(f"{folder.path} has a vocabulary for each language (separate_vocabs): not supported")
         file = folder.path / "vocab.json"
@@ -252,7 +203,7 @@ class MarianEngine:
         for role in ("unk", "eos"):
             if role not in names or (role == "unk" and names[role] not in words):
                 raise ValueError(f"{file} must hold the {role}_token, and lacks {names.get(role)!r}")
-        contents = {name: (folder.path / name).read_bytes() for name in FILES}
+        contents = {name: (folder.path / name).read_bytes() for name in MARIAN_FILES}
         read_sentencepiece(folder.path / "source.spm")  # refuses a broken file before C++ sees it
         with parsing(str(folder.path / "source.spm"), "is not a sentencepiece model"):
             source = sentencepiece_library().SentencePieceProcessor(model_proto=contents["source.spm"])
@@ -303,11 +254,11 @@ class MarianEngine:
 
     def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
         """Encode texts and pairs; `special`: end each with the end token."""
-        return [self._framed([self._ids(text) for text in _texts(item)], special) for item in items]
+        return [self._framed([self._ids(text) for text in texts_of(item)], special) for item in items]
 
     def truncate(self, item: Item, length: int, side: str) -> Encoding:
         """Encode one text or pair and drop tokens on `side` until, with the end token, at most `length` are left."""
-        parts = [self._ids(text) for text in _texts(item)]
+        parts = [self._ids(text) for text in texts_of(item)]
         kept = kept_lengths([len(part) for part in parts], length, special=1)
         return self._framed(
             [part[:n] if side == "right" else part[len(part) - n :] for part, n in zip(parts, kept, strict=True)], True
@@ -346,5 +297,4 @@ class MarianEngine:
         return dict(self.contents)
 
 
-def _texts(item: Item) -> tuple[str, ...]:
-    return (item,) if isinstance(item, str) else item
+Engine = Pipeline | MarianEngine

@@ -1,4 +1,20 @@
-"""The JSON files beside a vocabulary: special tokens, added tokens, switches, and the declared kind of tokenizer."""
+"""A tokenizer's files: the JSON files beside a vocabulary, vocabularies, and the kinds of tokenizer they declare.
+
+As in transformers, `tokenizer_config.json` decides. Without an `added_tokens_decoder` it is an old one: then
+`special_tokens_map.json` is laid over it, and `added_tokens.json` and the added tokens of `tokenizer.json` count.
+`config.json` names the kind if the others do not. transformers builds the pipeline of a kind from the vocabulary and
+the switches in tokenizer_config.json even if tokenizer.json spells out a whole pipeline; so do we, so that ids agree
+where the two contradict each other.
+
+    BertTokenizer        WordPiece       vocab.txt                 BERT, DistilBERT, BLIP
+    GPT2Tokenizer        byte-level BPE  vocab.json, merges.txt    GPT-2
+    RobertaTokenizer     byte-level BPE  vocab.json, merges.txt    RoBERTa, BART
+    CLIPTokenizer        byte-level BPE  vocab.json, merges.txt    CLIP
+    T5Tokenizer          unigram         spiece.model              T5, mT5
+    AlbertTokenizer      unigram         spiece.model              ALBERT
+    XLMRobertaTokenizer  unigram         sentencepiece.bpe.model   XLM-R
+    LlamaTokenizer       BPE             tokenizer.model           LLaMA 1 and 2
+"""
 
 from __future__ import annotations
 
@@ -60,38 +76,23 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A tokenizer's directory, without the vocabulary.
-
-    Args:
-        path: the directory.
-        values: tokenizer_config.json, merged with the older files.
-        added: id → added token.
-        class_name: the declared class without "Fast", or None.
-        model_type: of config.json, or None.
-    """
+    """A tokenizer's directory, without the vocabulary."""
 
     path: Path
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # tokenizer_config.json, merged with the older files
     added: Mapping[int, AddedToken]
-    class_name: str | None
-    model_type: str | None
+    class_name: str | None  # the declared class without "Fast"
+    model_type: str | None  # of config.json
 
     @classmethod
     def read(cls, path: Path, vocabulary_added: Mapping[int, AddedToken]) -> Folder:
-        """Read the files.
-
-        Args:
-            path: the directory.
-            vocabulary_added: the added tokens of tokenizer.json.
-
-        Raises:
-            ValueError: a file is broken, or a token in it is not one.
-        """
+        """Read the files. vocabulary_added: the added tokens of tokenizer.json."""
         config, model = read_object(path / "tokenizer_config.json"), read_object(path / "config.json")
         values = {key: _tokens_in(path, key, value) for key, value in config.items() if key != "added_tokens_decoder"}
         if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
             values["extra_special_tokens"] = values.pop("additional_special_tokens")
         _check_tokens(path, values)
+        added: dict[int, AddedToken] = {}
         if "added_tokens_decoder" in config:
             table = config["added_tokens_decoder"]
             if not isinstance(table, dict) or not all(key.isdecimal() for key in table):
@@ -109,9 +110,8 @@ class Folder:
             special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
             special |= {text_of(token) for token in values.get("extra_special_tokens") or []}
             make = rust_library().AddedToken
-            added = {
-                n: make(text, normalized=text not in special, special=text in special) for text, n in table.items()
-            }
+            for text, number in table.items():
+                added[number] = make(text, normalized=text not in special, special=text in special)
             added |= vocabulary_added
         if values.get("fix_mistral_regex"):
             raise ValueError(f"{path / 'tokenizer_config.json'} asks for fix_mistral_regex, which is not supported")
@@ -121,36 +121,31 @@ class Folder:
         return cls(path, values, added, class_name and class_name.removesuffix("Fast"), model.get("model_type"))
 
     def switch(self, name: str, default: bool | None) -> bool | None:
-        """A setting that is true, false or null. Raises ValueError for anything else."""
+        """A setting that is true, false or null."""
         value = self.values.get(name, default)
         if value is not None and not isinstance(value, bool):
-            raise ValueError(
-                f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r:.80}"
-            )
+            file = self.path / "tokenizer_config.json"
+            raise ValueError(f"{name} in {file} must be true or false, got {value!r:.80}")
         return value
 
     def side(self, name: str, default: str) -> str:
-        """`padding_side` or `truncation_side`. Raises ValueError for anything but "left" and "right"."""
+        """`padding_side` or `truncation_side`."""
         value = self.values.get(name, default)
         if value not in ("left", "right"):
-            raise ValueError(
-                f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r:.80}"
-            )
+            file = self.path / "tokenizer_config.json"
+            raise ValueError(f"{name} in {file} must be left or right, got {value!r:.80}")
         return str(value)
 
     def named(self, defaults: Mapping[str, str | None]) -> dict[str, AddedToken | str]:
         """Named special tokens: the seven roles first (the files', else `defaults`), then others."""
         by_text = {token.content: token for token in self.added.values()}
-        found: dict[str, Any] = {}
-        for role in ROLES:
-            key = f"{role}_token"
-            found[role] = self.values[key] if key in self.values else defaults.get(role)
+        tokens: dict[str, Any] = {role: self.values.get(f"{role}_token", defaults.get(role)) for role in ROLES}
         for key, value in self.values.items():
             if key.endswith("_token") and key.removesuffix("_token") not in ROLES and not isinstance(value, bool):
-                found[key] = value
+                tokens[key] = value
         extra = self.values.get("extra_special_tokens")
-        found |= extra if isinstance(extra, dict) else {}
-        return {name: by_text.get(text_of(value), value) for name, value in found.items() if value is not None}
+        tokens |= extra if isinstance(extra, dict) else {}
+        return {name: by_text.get(text_of(value), value) for name, value in tokens.items() if value is not None}
 
     @property
     def extra(self) -> list[AddedToken | str]:
@@ -212,19 +207,12 @@ CONTROL, USER_DEFINED = 3, 4  # sentencepiece's ModelProto.SentencePiece.Type
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A Rust model and the file it came from.
+    """A Rust model and the file it came from."""
 
-    Args:
-        model: of `tokenizers.models`.
-        whole: all of tokenizer.json, or None.
-        sentencepiece: the file's ModelProto, or None.
-        defaults: role → special token, as the file has it.
-    """
-
-    model: Any
-    whole: RustTokenizer | None = None
-    sentencepiece: Any = None
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    model: Any  # of `tokenizers.models`
+    whole: RustTokenizer | None = None  # all of tokenizer.json
+    sentencepiece: Any = None  # the file's ModelProto
+    defaults: Mapping[str, str] = field(default_factory=dict)  # role → special token, as the file has it
 
     @property
     def special_tokens(self) -> list[Any] | None:
@@ -270,12 +258,7 @@ def read_tokenizer_json(path: Path, data: bytes) -> Vocabulary:
 
 
 def read_sentencepiece(path: Path) -> Any:
-    """A sentencepiece model file as the ModelProto of sentencepiece's library.
-
-    Raises:
-        ValueError: the file is not a sentencepiece model, has no pieces, or has one twice.
-        ImportError: sentencepiece or protobuf is not installed.
-    """
+    """A sentencepiece model file as the ModelProto of sentencepiece's library."""
     proto = sentencepiece_library().sentencepiece_model_pb2.ModelProto
     with parsing(str(path), "is not a sentencepiece model"):
         model = proto.FromString(read_bounded(path, MOST_JSON))
@@ -292,10 +275,7 @@ def read_sentencepiece(path: Path) -> Any:
 def sentencepiece_bpe(proto: Any, words: Mapping[str, int] | None = None, **options: Any) -> Any:
     """A BPE model with every way to join two pieces into a third, in the order of the pieces.
 
-    Args:
-        proto: the file's ModelProto.
-        words: piece → id; None numbers the file's pieces.
-        options: of `tokenizers.models.BPE`.
+    words: piece → id; None numbers the file's pieces.  options: of `tokenizers.models.BPE`.
     """
     pieces = {piece.piece: number for number, piece in enumerate(proto.pieces)}
     halves = ((text[:n], text[n:]) for text in pieces for n in range(1, len(text)))
@@ -308,33 +288,21 @@ Names = Mapping[str, str]
 
 
 class Kind:
-    """One class of tokenizers. The base class is "as filed": tokenizer.json, or an undeclared sentencepiece model.
+    """One class of tokenizers. The base class is "as filed": tokenizer.json, or an undeclared sentencepiece model."""
 
-    Attributes:
-        class_name: the name in transformers.
-        files: the file set it is read from where there is no tokenizer.json.
-        model: the class of its Rust model; None for any.
-        defaults: role → special token, unless the files name another.
-        padding_side: unless the files name another.
-        word_end: suffix of a word's last piece, a space in text.
-    """
-
-    class_name: ClassVar[str] = "PreTrainedTokenizerFast"
-    files: ClassVar[tuple[str, ...]] = ("tokenizer.model",)
-    model: ClassVar[str | None] = None
-    defaults: ClassVar[Names] = {}
-    padding_side: ClassVar[str] = "right"
-    word_end: ClassVar[str] = ""
+    class_name: ClassVar[str] = "PreTrainedTokenizerFast"  # in transformers
+    files: ClassVar[tuple[str, ...]] = ("tokenizer.model",)  # read where there is no tokenizer.json
+    model: ClassVar[str | None] = None  # the class of its Rust model; None for any
+    defaults: ClassVar[Names] = {}  # role → special token, unless the files name another
+    padding_side: ClassVar[str] = "right"  # unless the files name another
+    word_end: ClassVar[str] = ""  # suffix of a word's last piece, a space in text
 
     def read(self, folder: Folder) -> Vocabulary:
         """The vocabulary from `files`."""
         proto = read_sentencepiece(folder.path / "tokenizer.model")
         trainer = proto.trainer_spec
-        named = {
-            role: getattr(trainer, f"{role}_piece")
-            for role in ("bos", "eos", "unk")
-            if getattr(trainer, f"{role}_id") >= 0
-        }
+        roles = [role for role in ("bos", "eos", "unk") if getattr(trainer, f"{role}_id") >= 0]
+        named = {role: getattr(trainer, f"{role}_piece") for role in roles}
         if trainer.model_type == trainer.UNIGRAM:
             pieces = [(piece.piece, piece.score) for piece in proto.pieces]
             model = rust_library().models.Unigram(pieces, unk_id=trainer.unk_id, byte_fallback=trainer.byte_fallback)
@@ -412,7 +380,7 @@ class BertKind(Kind):
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """[CLS] A [SEP] B [SEP]."""
         cls, sep = self.token(folder, names, "cls"), self.token(folder, names, "sep")
-        _template(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", {cls: cls, sep: sep})
+        add_template(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", {cls: cls, sep: sep})
 
 
 class GPT2Kind(Kind):
@@ -578,7 +546,7 @@ class T5Kind(UnigramKind):
 
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """A </s> B </s>."""
-        _template(rust, "$A </s>", "$A </s> $B </s>", {"</s>": self.token(folder, names, "eos")})
+        add_template(rust, "$A </s>", "$A </s> $B </s>", {"</s>": self.token(folder, names, "eos")})
 
     def extra_tokens(self, folder: Folder, listed: list[Any]) -> list[Any]:
         """The sentinels, unless the files list them."""
@@ -609,7 +577,7 @@ class AlbertKind(UnigramKind):
         if switched or (vocabulary.whole is not None and vocabulary.whole.post_processor is not None):
             return
         tokens = {"[CLS]": self.token(folder, names, "cls"), "[SEP]": self.token(folder, names, "sep")}
-        _template(rust, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", tokens)
+        add_template(rust, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", tokens)
 
 
 class XLMRobertaKind(UnigramKind):
@@ -629,7 +597,7 @@ class XLMRobertaKind(UnigramKind):
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """<s> A </s> </s> B </s>."""
         bos, eos = self.token(folder, names, "bos"), self.token(folder, names, "eos")
-        _template(rust, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", {bos: bos, eos: eos})
+        add_template(rust, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", {bos: bos, eos: eos})
 
 
 class LlamaKind(Kind):
@@ -663,7 +631,7 @@ class LlamaKind(Kind):
         rust.decoder = make.Sequence([*steps, make.Strip(content=" ", left=1)] if prefix else steps)
 
 
-def _template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> None:
+def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> None:
     """tokens: name in the template → text in the vocabulary."""
     known = [(name, rust.token_to_id(text)) for name, text in tokens.items()]
     rust.post_processor = rust_library().processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
@@ -681,19 +649,9 @@ KINDS = {kind.class_name: kind for kind in (BERT, GPT2, ROBERTA, CLIP, T5, ALBER
 """Class names that checkpoints declare, without "Fast"."""
 
 MODEL_TYPES = {
-    "bert": BERT,
-    "blip": BERT,
-    "distilbert": BERT,
-    "albert": ALBERT,
-    "gpt2": GPT2,
-    "roberta": ROBERTA,
-    "bart": ROBERTA,
-    "clip": CLIP,
-    "t5": T5,
-    "mt5": T5,
-    "xlm-roberta": XLM_ROBERTA,
-    "llama": AS_FILED,
-}
+    "bert": BERT, "blip": BERT, "distilbert": BERT, "albert": ALBERT, "gpt2": GPT2, "roberta": ROBERTA, "bart": ROBERTA,
+    "clip": CLIP, "t5": T5, "mt5": T5, "xlm-roberta": XLM_ROBERTA, "llama": AS_FILED,
+}  # fmt: skip
 """The kind of a checkpoint that declares its model_type only, as in transformers."""
 
 OVERRULED = ("mistral", "mixtral", "phi3", "qwen2")
