@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exactly:
-    """One size for all images, whatever their shape: {"height": …, "width": …}.
-
-    >>> Exactly(224, 192).of(480, 640)
-    (224, 192)
-    """
+    """One size for all images, whatever their shape: {"height": …, "width": …}."""
 
     height: int
     width: int
@@ -76,11 +72,7 @@ class ShorterSide:
 
 @dataclass(frozen=True)
 class Within:
-    """As large as fits into a height and a width; the shape stays: {"max_height": …, "max_width": …}.
-
-    >>> Within(224, 224).of(480, 640)
-    (168, 224)
-    """
+    """As large as fits into a height and a width; the shape stays: {"max_height": …, "max_width": …}."""
 
     height: int
     width: int
@@ -106,12 +98,9 @@ MOST_MADE = 2**24
 
 @dataclass(frozen=True)
 class Square:
-    """Padded to a square, the image in the middle.
+    """Padded to a square, the image in the middle."""
 
-    colour: red, green, blue, 0 to 255.
-    """
-
-    colour: tuple[int, int, int]
+    colour: tuple[int, int, int]  # red, green, blue, 0 to 255
 
     def frame(self, frame: Frame) -> Frame:
         """Where the new pixels lie. Raises ValueError where they would be too many."""
@@ -139,13 +128,10 @@ class Square:
 
 @dataclass(frozen=True)
 class Resize:
-    """Made larger or smaller by Pillow.
-
-    resample: the number of the filter in FILTERS.
-    """
+    """Made larger or smaller by Pillow."""
 
     target: Target
-    resample: int
+    resample: int  # the number of the filter in FILTERS
 
     def frame(self, frame: Frame) -> Frame:
         """Where the new pixels lie. Raises ValueError where they would be too many, or none."""
@@ -175,15 +161,13 @@ class Crop:
 
     def frame(self, frame: Frame) -> Frame:
         """Where the new pixels lie."""
-        return frame.cropped(*self._corner(*frame.pixels), self.height, self.width)
+        top, left = (frame.pixels[0] - self.height) // 2, (frame.pixels[1] - self.width) // 2
+        return frame.cropped(top, left, self.height, self.width)
 
     def apply(self, image: Image) -> Image:
         """The cropped image."""
-        top, left = self._corner(image.height, image.width)
+        top, left = (image.height - self.height) // 2, (image.width - self.width) // 2
         return image.crop((left, top, left + self.width, top + self.height))  # Pillow's crop is black beyond the edges
-
-    def _corner(self, height: int, width: int) -> tuple[int, int]:
-        return (height - self.height) // 2, (width - self.width) // 2
 
     def __str__(self) -> str:
         return f"crop the middle {self.height} × {self.width}"
@@ -316,15 +300,10 @@ class ImageTransforms:
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Images as a model takes them.
+    """Images as a model takes them."""
 
-    Args:
-        pixel_values: (B, 3, H, W) float32.
-        frames: for each image, where its pixels lie in it.
-    """
-
-    pixel_values: Tensor
-    frames: tuple[Frame, ...]
+    pixel_values: Tensor  # (B, 3, H, W) float32
+    frames: tuple[Frame, ...]  # for each image, where its pixels lie in it
 
 
 @dataclass(frozen=True, repr=False)
@@ -402,7 +381,7 @@ class ImageProcessor:
         torch.Size([2, 3, 224, 224])
 
         Args:
-            images: what `open_image` opens, or several of them in a list, a tuple or an iterator.
+            images: one that `open_image` opens, or several of them in a list, a tuple or an iterator.
 
         Raises:
             ValueError: there is no image, the results differ in size, or one would be enlarged beyond all bounds.
@@ -426,18 +405,10 @@ class ImageProcessor:
         return ImageBatch(torch.from_numpy(pixel_values), tuple(frames))
 
     def frame(self, height: int, width: int) -> Frame:
-        """Where the pixel values of an image of this size will lie in it.
-
-        >>> ImageProcessor.of("CLIP").frame(480, 640).pixels
-        (224, 224)
-
-        Raises:
-            ValueError: the image cannot be processed, as in a call.
-        """
+        """Where the pixel values of an image of this size will lie in it. Raises ValueError as a call does."""
         return self._frames([(height, width)])[0]
 
     def _frames(self, sizes: list[tuple[int, int]]) -> list[Frame]:
-        """sizes: height and width of each image."""
         frames = []
         for number, size in enumerate(sizes):
             frame = Frame.whole(*size)
@@ -461,11 +432,7 @@ class ImageProcessor:
 
 
 def known_values(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a file without the keys that could be read only because the user said to ignore them.
-
-    >>> known_values("ViT", {"size": 384, "do_thumbnail": False, "resample": 3})
-    {'size': 384, 'resample': 3}
-    """
+    """The values of a file without the keys that could be read only because the user said to ignore them."""
     unknown = _unknown(kind, values)
     return {key: value for key, value in values.items() if key not in unknown}
 
@@ -564,11 +531,7 @@ class ImageConfig:
             raise ValueError(f"{self.where}: {key} is {value!r:.80}, and only {allowed!r} is supported")
 
     def target(self, key: str, *, square: bool) -> Target:
-        """A size; one number means both sides (`square`) or the shorter one. Files before 2023 have a number or a list.
-
-        >>> ImageConfig({"size": 224}, "file").target("size", square=False)
-        ShorterSide(side=224, longest=None)
-        """
+        """A size; one number (as in old files) means both sides, if `square`, or the shorter one."""
         value = self.values.get(key)
         sides: dict[str, Any] = {}
         if isinstance(value, dict):

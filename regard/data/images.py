@@ -73,15 +73,10 @@ QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenedImage:
-    """An image, upright.
+    """An image, upright."""
 
-    Args:
-        image: Pillow, mode RGB.
-        name: its file's name, or what it was opened from.
-    """
-
-    image: Image
-    name: str
+    image: Image  # Pillow, mode RGB
+    name: str  # its file's, or what it was opened from
 
     @property
     def size(self) -> tuple[int, int]:
@@ -159,15 +154,7 @@ def peek_image(source: Source) -> tuple[Source, tuple[int, int]]:
 
 @contextmanager
 def numbered(number: int, count: int, what: str = "image") -> Iterator[None]:
-    """Put the number in front of an error of one of several; leave that of a single one as it is.
-
-    >>> with numbered(2, count=3):
-    ...     open_image(b"")
-    Traceback (most recent call last):
-        ...
-    ValueError: image 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
-TIFF, JPEG2000, AVIF
-    """
+    """Put the number in front of an error of one of several; leave that of a single one as it is."""
     try:
         yield
     except REFUSED as error:
@@ -178,11 +165,7 @@ TIFF, JPEG2000, AVIF
 
 
 def is_batch(images: object) -> bool:
-    """Whether these are several images: a list, a tuple or an iterator.
-
-    >>> is_batch(["a.jpg"]), is_batch(Path().glob("*.jpg")), is_batch("a.jpg"), is_batch(io.BytesIO())
-    (True, True, False, False)
-    """
+    """Whether these are several images: a list, a tuple or an iterator (but no open file)."""
     return isinstance(images, (list, tuple)) or (isinstance(images, Iterator) and not hasattr(images, "read"))
 
 
