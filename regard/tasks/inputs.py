@@ -1,4 +1,4 @@
-"""What the tasks share: checks of task and arguments, texts in batches, models in eval mode."""
+"""Inputs of the tasks: checks of task and arguments, texts and images in batches, image prompts, eval mode."""
 
 from __future__ import annotations
 
@@ -51,21 +51,10 @@ def call_arguments(
     named: Mapping[str, Any],
     options: Sequence[str] = (),
 ) -> list[Any]:
-    """Match the arguments of a method that takes others for other kinds of model.
+    """The required arguments of a method (`verb`) that takes others for other kinds of model, in the order of `names`.
 
-    Args:
-        model: whose method was called.
-        verb: the method.
-        names: required arguments of this kind of model.
-        given: positional arguments.
-        named: all arguments that can come by name, None if they did not.
-        options: optional arguments of this kind of model.
-
-    Returns:
-        The required arguments, in the order of `names`.
-
-    Raises:
-        TypeError: an argument that is missing, comes twice, or is for another kind of model.
+    given: positional arguments.  named: all that can come by name, None if they did not.  options: optional ones of
+    this kind of model. Raises TypeError for an argument that is missing, comes twice, or is for another kind of model.
     """
     by_name = {name: value for name, value in named.items() if value is not None}
     places = dict(zip(names, given, strict=False))
@@ -89,11 +78,7 @@ def reads_image_prompts(model: Model) -> TypeGuard[VisionLanguageModel | Flaming
 
 
 def max_text_positions(model: Model) -> int | None:
-    """How many tokens a text may have: positions of the tower that reads it; None without a limit.
-
-    Raises:
-        ValueError: the model reads no texts.
-    """
+    """How many tokens a text may have: positions of the tower that reads it; None without a limit."""
     reader = cast(Any, model)
     if model.kind in ("text", "dual-encoder", "vision-language", "flamingo"):
         return cast("int | None", reader.max_positions)
@@ -113,21 +98,9 @@ def check_batch(size: object) -> None:
 def batches(
     model: Model, texts: Texts, size: int, *, length: int | None, truncate: bool
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
-    """Texts in batches on the model's device, grouped by length, the longest first.
+    """Texts in batches of `size` on the model's device, the longest first: their numbers, and the batch.
 
-    Args:
-        model: whose tokenizer reads the texts.
-        texts: a list of texts or of pairs.
-        size: number of texts in a batch.
-        length: limit on the tokens of a text, or None.
-        truncate: cut longer texts.
-
-    Yields:
-        The numbers of the texts of a batch, and the batch.
-
-    Raises:
-        TypeError: what is not a text.
-        ValueError: a text that is too long or has no token.
+    length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
     check_batch(size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
@@ -175,21 +148,13 @@ def run_model(model: Model, batch: BatchEncoding) -> ModelOutput:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Softmax over the last axis in fp32 or wider, on the CPU.
-
-    >>> probabilities(torch.tensor([0.0, 0.0], dtype=torch.bfloat16))
-    tensor([0.5000, 0.5000])
-    """
+    """Softmax over the last axis in fp32 or wider, on the CPU."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return logits.to(wide).softmax(-1).cpu()
 
 
 def shortened(text: str, most: int = 48) -> str:
-    r"""A text on one line of a table.
-
-    >>> shortened("a\nb" * 20, most=9)
-    'a ba ba …'
-    """
+    """A text on one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -200,16 +165,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not.
-
-    >>> import torch
-    >>> layer = nn.Dropout(0.5)                        # in training, as every new module
-    >>> with eval_mode(layer):
-    ...     layer(torch.ones(3))
-    tensor([1., 1., 1.])
-    >>> layer.training
-    True
-    """
+    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -221,16 +177,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def in_eval_mode(method: Method) -> Method:
-    """Decorate a method of a module to run in eval mode.
-
-    >>> import torch
-    >>> class Noisy(nn.Dropout):
-    ...     @in_eval_mode
-    ...     def answer(self, size):
-    ...         return self(torch.ones(size))
-    >>> Noisy(0.5).answer(2)
-    tensor([1., 1.])
-    """
+    """Decorate a method of a module to run in eval mode."""
 
     @wraps(method)
     def wrapped(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -241,13 +188,7 @@ def in_eval_mode(method: Method) -> Method:
 
 
 def iterate_in_eval_mode(model: nn.Module, items: Iterator[T]) -> Iterator[T]:
-    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in.
-
-    >>> import torch
-    >>> layer = nn.Dropout(0.5)
-    >>> [(item.tolist(), layer.training) for item in iterate_in_eval_mode(layer, map(layer, torch.ones(2, 1)))]
-    [([1.0], True), ([1.0], True)]
-    """
+    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in."""
     while True:
         with eval_mode(model):
             try:
@@ -265,26 +206,12 @@ FAKE = "<fake_token_around_image>"  # what Idefics calls the token on both sides
 
 
 @dataclass(frozen=True, eq=False)
-class ImageHeader:
-    """An image whose header was read and found valid.
-
-    source: what to open.  pixels: height and width of what the model will get.
-    """
-
-    source: Source
-    pixels: tuple[int, int]
-
-
-@dataclass(frozen=True, eq=False)
 class ImageGroup:
-    """Some of the images of a list, of one size, on the model's device.
+    """Some of the images of a list, of one size, on the model's device."""
 
-    numbers: their places in the list.  names: of their files.  pixels: (B, 3, H, W).  frames: one for each.
-    """
-
-    numbers: tuple[int, ...]
-    names: tuple[str, ...]
-    pixels: Tensor
+    numbers: tuple[int, ...]  # their places in the list
+    names: tuple[str, ...]  # of their files
+    pixels: Tensor  # (B, 3, H, W)
     frames: tuple[Frame, ...]
 
 
@@ -302,11 +229,7 @@ def has_vision(model: Model) -> bool:
 
 
 def as_list(images: Source | Several) -> list[Source]:
-    """One image or several as a list. Raises ValueError for an empty one.
-
-    >>> as_list("photo.jpg")
-    ['photo.jpg']
-    """
+    """One image or several as a list. Raises ValueError for an empty one."""
     several: list[Any] = list(cast(Iterable[Any], images)) if is_batch(images) else [images]
     if not several:
         got = "an empty list" if isinstance(images, (list, tuple)) else "none: nothing was found"
@@ -314,12 +237,14 @@ def as_list(images: Source | Several) -> list[Source]:
     return several
 
 
-def read_headers(model: Model, images: list[Source]) -> list[ImageHeader]:
-    """Check all images before any is decoded, so that a fault in the last is reported before the first is read.
+def read_headers(model: Model, images: list[Source]) -> tuple[list[Source], list[tuple[int, int]]]:
+    """What to open later, and the height and width that the model will get of each image.
 
-    Raises what `peek_image` and `model.preprocessor` raise, with the image's number where there are several.
+    All are checked before any is decoded, so that a fault in the last is reported before the first is read.
     """
-    prepare, headers = model.preprocessor, []
+    prepare = model.preprocessor
+    sources: list[Source] = []
+    sizes: list[tuple[int, int]] = []
     for number, image in enumerate(images):
         with numbered(number, len(images), "image"):
             source, (height, width) = peek_image(image)
@@ -330,24 +255,19 @@ def read_headers(model: Model, images: list[Source]) -> list[ImageHeader]:
                     pixels = prepare.frame(width, height).pixels
                 except ValueError:
                     raise error from None
-            headers.append(ImageHeader(source, pixels))
-    return headers
+        sources.append(source)
+        sizes.append(pixels)
+    return sources, sizes
 
 
-def image_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageGroup]:
+def image_batches(model: Model, images: list[Source], batch: int, *, checked: bool = False) -> Iterator[ImageGroup]:
     """Images opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
 
-    The headers of several are checked first, all of them. Raises ValueError for a batch below 1, and what
-    `open_image` and `model.preprocessor` raise, with the image's number where there are several.
+    The headers of several are checked first, all of them, unless they were `checked`. Errors have the image's number.
     """
     check_batch(batch)
-    checked = images if len(images) == 1 else [header.source for header in read_headers(model, images)]
-    yield from prepared_batches(model, checked, batch)
-
-
-def prepared_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageGroup]:
-    """The same of images whose headers were checked."""
-    check_batch(batch)
+    if len(images) > 1 and not checked:
+        images, _ = read_headers(model, images)
     prepare = model.preprocessor
     for at in range(0, len(images), batch):
         sizes: dict[torch.Size, list[tuple[int, str, ImageBatch]]] = {}
@@ -366,10 +286,7 @@ def prepared_batches(model: Model, images: list[Source], batch: int) -> Iterator
 def score_images(
     model: Model, images: Source | Several, batch: int, scores: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """The names of images, and a row of numbers for each, (P, …), in their order.
-
-    scores: pixels (B, 3, H, W) → (B, …). Raises as `as_list` and `image_batches`.
-    """
+    """The names of images, and a row of numbers for each, (P, …), in their order. scores: (B, 3, H, W) → (B, …)."""
     rows: dict[int, tuple[str, Tensor]] = {}
     for part in image_batches(model, as_list(images), batch):
         rows |= dict(zip(part.numbers, zip(part.names, scores(part.pixels), strict=True), strict=True))
@@ -406,10 +323,7 @@ def caption_prompt(model: ImagePromptModel, begun: str | None) -> str:
 
 
 def placeholder(model: ImagePromptModel) -> str:
-    """How an image's place is written in a prompt: as the tokenizer of a LLaVA has it, else PLACEHOLDER.
-
-    Raises ValueError where the tokenizer has no such token.
-    """
+    """How an image's place is written in a prompt: as the tokenizer of a LLaVA has it, else PLACEHOLDER."""
     return model.spelling if model.kind == "vision-language" else PLACEHOLDER
 
 
@@ -425,15 +339,7 @@ def _placeholder_in(model: ImagePromptModel, prompt: str) -> str:
 
 
 def check_placeholders(text: str, token: str, images: int, argument: str) -> None:
-    """Raise ValueError for a text with more or fewer placeholders than images.
-
-    >>> check_placeholders("<image> a cat", "<image>", 0, "images")
-    Traceback (most recent call last):
-        ...
-    ValueError: the text has 1 placeholder '<image>', and there is no image: give images=…, or leave it out
-
-    token: how the placeholder is written.  argument: which takes the images.
-    """
+    """Raise ValueError for a text with more or fewer placeholders (`token`) than images (of the `argument`)."""
     held = text.count(token)
     if held == images:
         return
@@ -447,10 +353,7 @@ def check_placeholders(text: str, token: str, images: int, argument: str) -> Non
 
 
 def expand_prompt(model: ImagePromptModel, prompt: str, pixels: Tensor | None) -> str:
-    """The prompt as the model's tokenizer reads it. pixels: (P, 3, H, W), its images; None for none.
-
-    Raises ValueError where there are more or fewer placeholders than images, or the tokenizer does not have one.
-    """
+    """The prompt as the model's tokenizer reads it. pixels: (P, 3, H, W), its images; None for none."""
     token = placeholder(model)
     check_placeholders(prompt, token, 0 if pixels is None else len(pixels), "images")
     if model.kind == "vision-language":
@@ -459,20 +362,14 @@ def expand_prompt(model: ImagePromptModel, prompt: str, pixels: Tensor | None) -
     start = "" if bos is None else model.tokenizer.tokens([bos])[0]
     has_fake = len(model.tokenizer.encode(FAKE, special=False).ids) == 1
     prompt = prompt.removeprefix(start).strip(" ")
-    return start + (_with_fake_tokens(prompt) if has_fake and FAKE not in prompt else prompt)
-
-
-def _with_fake_tokens(prompt: str) -> str:
-    """Fake tokens around the images, one between two of them, and no space beside one, as Idefics was trained.
-
-    >>> _with_fake_tokens("<image> a cat <image><image>") == f"{FAKE}<image>{FAKE}a cat{FAKE}<image>{FAKE}<image>{FAKE}"
-    True
-    """
+    if not has_fake or FAKE in prompt:
+        return start + prompt
+    # Fake tokens around the images, one between two of them, and no space beside one, as Idefics was trained.
     first, *rest = (part.strip(" ") for part in prompt.split(PLACEHOLDER))
     text = first
     for part in rest:
         text += PLACEHOLDER + FAKE + part if text.endswith(FAKE) else FAKE + PLACEHOLDER + FAKE + part
-    return text
+    return start + text
 
 
 def without_special(model: Model, texts: Sequence[str]) -> tuple[Tensor, Tensor]:

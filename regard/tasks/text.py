@@ -34,6 +34,20 @@ if TYPE_CHECKING:
     from regard.models.model import Model
 
 
+class TableResult:
+    """A result that prints as a table, in notebooks too."""
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return tables.text(*self._table())
+
+    def _repr_html_(self) -> str:
+        return tables.html(*self._table())
+
+
 @dataclass(frozen=True)
 class Guess:
     """A candidate for a mask token, as people read it, and its probability."""
@@ -44,7 +58,7 @@ class Guess:
 
 
 @dataclass(frozen=True, repr=False)
-class Filled:
+class Filled(TableResult):
     """Guesses for each mask of a text, likeliest first; prints as a table.
 
     >>> Filled("Paris is [MASK].", ((Guess("big", 7, 0.625), Guess("far", 11, 0.25)),), "paris is big.")
@@ -63,18 +77,12 @@ class Filled:
     blanks: tuple[tuple[Guess, ...], ...]
     best: str
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        return ["mask", "token", "probability"], [
             ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
             for n, guesses in enumerate(self.blanks)
             for rank, guess in enumerate(guesses)
         ]
-
-    def __repr__(self) -> str:
-        return tables.text(["mask", "token", "probability"], self._rows())
-
-    def _repr_html_(self) -> str:
-        return tables.html(["mask", "token", "probability"], self._rows())
 
 
 def fill(model: Model, text: str, top: int = 5) -> Filled:
@@ -130,19 +138,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of the context with the question, as the model expects it.
-
-    Attributes:
-        ids: tokens of question, separators and this part of the context.
-        types: the segment of each.
-        first: where the context's tokens begin.
-        spans: the characters of each of the context's tokens.
-    """
+    """The question with a part of the context, as the model expects it."""
 
     ids: list[int]
     types: list[int]
-    first: int
-    spans: list[tuple[int, int]]
+    first: int  # where the context's tokens begin
+    spans: list[tuple[int, int]]  # the characters of each of the context's tokens
 
 
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
@@ -170,11 +171,6 @@ def answer(model: Model, question: str, context: str, *, longest: int = 30) -> A
 def best_span(logits: Tensor, first: int, count: int, longest: int) -> tuple[float, int, int, float]:
     """The likeliest start and end among `count` tokens from `first` on: probability, start, end; and "not here".
 
-    >>> logits = torch.tensor([[0.0, 0.0], [9.0, 9.0], [9.0, 0.0], [0.0, 9.0]])    # a question's token is never chosen
-    >>> value, start, end, absent = best_span(logits, first=2, count=2, longest=5)
-    >>> round(value, 3), start, end, round(absent, 3)
-    (1.0, 0, 1, 0.0)
-
     logits: (N, 2), of starting and of ending at each token.
     """
     wanted = torch.cat([logits[:1], logits[first : first + count]])  # (1 + count, 2)
@@ -186,16 +182,11 @@ def best_span(logits: Tensor, first: int, count: int, longest: int) -> tuple[flo
 
 
 def _windows(model: Model, question: str, context: str) -> Iterator[Window]:
-    """The question with each window of the context; one if all of it fits.
-
-    Raises ValueError for a context without a token, and for a question that leaves no room.
-    """
-    encoded, question_tokens = (
-        model.tokenizer.encode(question, context),
-        model.tokenizer.encode(question, special=False),
-    )
+    """The question with each window of the context; one if all of it fits."""
+    encoded = model.tokenizer.encode(question, context)
     # The first tokens with a span are the question's, the others the context's.
-    places = [n for n, span in enumerate(encoded.offsets) if span is not None][len(question_tokens.ids) :]
+    skipped = len(model.tokenizer.encode(question, special=False).ids)
+    places = [n for n, span in enumerate(encoded.offsets) if span is not None][skipped:]
     if not places:
         raise ValueError("the context has no token: there is nothing to find an answer in")
     first, after = places[0], places[-1] + 1
@@ -217,7 +208,7 @@ MAX_LABELS = 10  # labels of one image in a table: many checkpoints have a thous
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Classified:
+class Classified(TableResult):
     """Texts or images with the probability of each label; prints as a table.
 
     >>> Classified(("fine!",), ("bad", "good"), torch.tensor([[0.25, 0.75]]))
@@ -253,12 +244,6 @@ class Classified:
         most = MAX_LABELS if self.of == "image" else None
         return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure), most)
 
-    def __repr__(self) -> str:
-        return tables.text(*self._table())
-
-    def _repr_html_(self) -> str:
-        return tables.html(*self._table())
-
 
 def ranking(
     values: Tensor,
@@ -269,15 +254,8 @@ def ranking(
 ) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table: every label of one input, best first, or the best label of each of several.
 
-    >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("image", "label", "probability"))
-    (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
-
-    Args:
-        values: (B, labels).
-        names: of the B inputs.
-        labels: names of the labels.
-        headers: of the columns: inputs, labels, values.
-        most: limit on the labels listed for one input; a last row counts the others.
+    values: (B, labels).  names: of the B inputs.  headers: of the columns of inputs, labels and values.
+    most: limit on the labels listed for one input; a last row counts the others.
     """
     ranked = values.sort(1, descending=True)
     if len(names) == 1:
@@ -293,13 +271,13 @@ def ranking(
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
     """Texts with the probability of each label; see `Model.classify`."""
     require(model, "classify", "text-classification")
-    given: Texts = [texts] if isinstance(texts, str) else texts
+    several: Texts = [texts] if isinstance(texts, str) else texts
     rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, given, batch, length=max_text_positions(model), truncate=truncate):
+    for numbers, part in batches(model, several, batch, length=max_text_positions(model), truncate=truncate):
         logits = run_model(model, part).logits
         assert logits is not None
         rows |= dict(zip(numbers, logits, strict=True))
-    return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(given), "text")
+    return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(several), "text")
 
 
 def classify_images(model: Model, images: Source | Several, *, batch: int = 32) -> Classified:
@@ -316,7 +294,6 @@ def classify_images(model: Model, images: Source | Several, *, batch: int = 32) 
 
 
 def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
-    """logits: (B, labels)."""
     count, kind = logits.shape[1], model.config.get("problem_type")
     labels = label_names(model.config.labels(count), count)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
@@ -348,7 +325,7 @@ class Span:
 
 
 @dataclass(frozen=True, repr=False)
-class Tagged:
+class Tagged(TableResult):
     """A text with a label for each of its tokens; prints as a table.
 
     >>> tagged = Tagged("Kim ran", (Span("Kim", "B-PER", 0, 3, 0.75), Span("ran", "O", 4, 7, 0.5)))
@@ -386,14 +363,9 @@ class Tagged:
             spans.append(Span(self.text[start:end], _bare(group[0].label), start, end, probability))
         return tuple(spans)
 
-    def _rows(self) -> list[list[str]]:
-        return [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
-
-    def __repr__(self) -> str:
-        return tables.text(["token", "label", "probability"], self._rows())
-
-    def _repr_html_(self) -> str:
-        return tables.html(["token", "label", "probability"], self._rows())
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
+        return ["token", "label", "probability"], rows
 
 
 def tag(model: Model, text: str) -> Tagged:
@@ -404,15 +376,12 @@ def tag(model: Model, text: str) -> Tagged:
     assert logits is not None
     values, numbers = probabilities(logits[0]).max(-1)  # (N,)
     labels = label_names(model.config.labels(logits.shape[2]), logits.shape[2])
-    found = zip(spans, numbers.tolist(), values.tolist(), strict=True)
-    return Tagged(
-        text,
-        tuple(
-            Span(text[span[0] : span[1]], labels[number], *span, value)
-            for span, number, value in found
-            if span is not None
-        ),
-    )
+    tokens = [
+        Span(text[span[0] : span[1]], labels[number], *span, value)
+        for span, number, value in zip(spans, numbers.tolist(), values.tolist(), strict=True)
+        if span is not None
+    ]
+    return Tagged(text, tuple(tokens))
 
 
 def _bare(label: str) -> str:
@@ -421,14 +390,9 @@ def _bare(label: str) -> str:
 
 Pooling = Literal["mean", "cls", "max", "last"]
 KNOWN: dict[str, Pooling] = {
-    "mean_tokens": "mean",
-    "cls_token": "cls",
-    "max_tokens": "max",
-    "lasttoken": "last",
-    "mean": "mean",
-    "cls": "cls",
-    "max": "max",
-}
+    "mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last",
+    "mean": "mean", "cls": "cls", "max": "max",
+}  # fmt: skip
 """What 1_Pooling/config.json calls it, after "pooling_mode_" or, of late, as the value of "pooling_mode"."""
 
 
@@ -486,15 +450,7 @@ def _instead(model: Model) -> str:
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """Vectors (B, N, d) of tokens to one for each text, (B, d); padding is left out.
-
-    >>> hidden = torch.tensor([[[2.0], [4.0], [9.0]]])
-    >>> mask = torch.tensor([[True, True, False]])
-    >>> [pool(hidden, mask, how).item() for how in ("mean", "cls", "max", "last")]
-    [3.0, 2.0, 4.0, 4.0]
-
-    mask: (B, N), True = token, at least one in each row.
-    """
+    """Vectors (B, N, d) of tokens to one for each text, (B, d). mask: (B, N), True = token, at least one in a row."""
     if pooling == "cls":
         return first_token(hidden, mask)
     if pooling == "last":

@@ -1,4 +1,4 @@
-"""Captions of images, and answers to questions about them."""
+"""Tasks on images: captions, answers to questions, matching with texts, zero-shot classification, patch features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from regard import tables
 from regard.data.images import Source, is_batch, numbered, open_image
 from regard.data.tokenizer import BatchEncoding
 from regard.generation.config import GenerationConfig
@@ -28,7 +27,6 @@ from regard.nn.vision import PatchGrid, VisionTower
 from regard.nn.windows import WindowTower
 from regard.tasks.inputs import (
     ImageGroup,
-    ImageHeader,
     Several,
     as_list,
     batches,
@@ -37,7 +35,6 @@ from regard.tasks.inputs import (
     image_batches,
     iterate_in_eval_mode,
     max_text_positions,
-    prepared_batches,
     probabilities,
     question_prompt,
     read_headers,
@@ -47,7 +44,7 @@ from regard.tasks.inputs import (
     shortened,
     vision_tower,
 )
-from regard.tasks.text import Classified, ranking
+from regard.tasks.text import Classified, TableResult, ranking
 
 if TYPE_CHECKING:
     from regard.models.dual_encoder import DualEncoder
@@ -160,20 +157,18 @@ def _outputs(
     steps: StepCounter,
     part: str,
 ) -> Iterator[list[GenerationOutput]]:
-    """The text about each image, in their order, after all images and prompts were checked.
-
-    part: what an error names with the number of a prompt: an image or a question.
-    """
+    """The text about each image, in their order. part: what errors number, "image" or "question"."""
     check_batch(batch)
     config = merged_config(model, config).seeded()  # one seed for all batches
-    if len(images) > 1:  # what is wrong with a single one is raised before anything is generated anyway
-        headers = read_headers(model, images)
-        _check_prompts(model, prompts, headers, config, part)
-        images = [header.source for header in headers]
+    # 1. Check all images and prompts. What is wrong with a single one is raised before anything is generated anyway.
+    if len(images) > 1:
+        images, sizes = read_headers(model, images)
+        _check_prompts(model, prompts, sizes, config, part)
+    # 2. Generate batch by batch, and yield what is complete up to here.
     outputs: dict[int, GenerationOutput] = {}
     next_number = 0
-    for images_of_one_size in prepared_batches(model, images, batch):
-        numbers, pixels = images_of_one_size.numbers, images_of_one_size.pixels
+    for group in image_batches(model, images, batch, checked=True):
+        numbers, pixels = group.numbers, group.pixels
         texts = [prompts[number] for number in numbers]
 
         def begin(some: Sequence[int], texts: list[str] = texts, pixels: Tensor = pixels) -> PromptBatch:
@@ -189,21 +184,21 @@ def _outputs(
 
 
 def _check_prompts(
-    model: Model, prompts: list[str], headers: list[ImageHeader], config: GenerationConfig, part: str
+    model: Model, prompts: list[str], sizes: list[tuple[int, int]], config: GenerationConfig, part: str
 ) -> None:
     """Raise what generating after one of the prompts would raise, with its number, before the first is read."""
     checked: set[tuple[str, tuple[int, int]]] = set()
-    for number, (text, header) in enumerate(zip(prompts, headers, strict=True)):
-        if (text, header.pixels) in checked:
+    for number, (text, size) in enumerate(zip(prompts, sizes, strict=True)):
+        if (text, size) in checked:
             continue
         with numbered(number, len(prompts), part):
             if reads_image_prompts(model):
-                pixels = torch.empty(1, 3, *header.pixels, device="meta")  # a shape, and no memory
+                pixels = torch.empty(1, 3, *size, device="meta")  # a shape, and no memory
                 ids, _ = read_prompts(model, [text], config, [pixels])
                 config.token_limit(ids.shape[1], max_text_positions(model))
             elif model.kind == "image-question":
                 _check_length(model, len(model.tokenizer.encode(text).ids))
-        checked.add((text, header.pixels))
+        checked.add((text, size))
 
 
 def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Tensor) -> PromptBatch:
@@ -342,7 +337,7 @@ PROMPT = "a photo of {}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Matched:
+class Matched(TableResult):
     """Images with a value for each text; prints as a table.
 
     >>> Matched(("photo.jpg",), ("a cat", "a dog"), torch.tensor([[0.1, 0.3]]), "cosine")
@@ -375,12 +370,6 @@ class Matched:
         texts = tuple(map(shortened, self.texts))
         return ranking(self.values, self.images, texts, ("image", "text", self.measure))
 
-    def __repr__(self) -> str:
-        return tables.text(*self._table())
-
-    def _repr_html_(self) -> str:
-        return tables.html(*self._table())
-
 
 def match(
     model: Model, images: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
@@ -392,16 +381,28 @@ def match(
             f"'zero-shot-image-classification' or 'image-text-matching'), and this {model.family.title} has the task "
             f"{model.task!r}"
         )
-    given = _checked([texts] if isinstance(texts, str) else texts, "text")
-    read = _read(model, given, batch, truncate)
-    if model.kind == "image-text-matching":
-        matcher = cast("Matcher", model)
-        names, values = score_images(model, images, batch, lambda pixels: _beside(matcher, pixels, read))
-        return Matched(names, tuple(given), values.cpu(), "probability")
-    dual = cast("DualEncoder", model)
-    words = _wide(_vectors(dual, read))  # (T, e)
-    names, values = score_images(model, images, batch, lambda pixels: _wide(dual.encode_image(pixels)) @ words.T)
-    return Matched(names, tuple(given), values.cpu(), "cosine")
+    several = [texts] if isinstance(texts, str) else texts
+    encoded = _encoded(model, several, "text", batch, truncate)
+    if model.kind == "dual-encoder":
+        dual = cast("DualEncoder", model)
+        words = _text_vectors(dual, encoded)  # (T, e)
+        wide = torch.promote_types(words.dtype, torch.float32)
+        words = words.to(wide)
+        names, values = score_images(model, images, batch, lambda pixels: dual.encode_image(pixels).to(wide) @ words.T)
+        return Matched(names, tuple(several), values.cpu(), "cosine")
+    matcher = cast("Matcher", model)
+
+    def scores(pixels: Tensor) -> Tensor:  # (B, T): how likely each text belongs to each image
+        rows = []
+        for image in matcher.look(pixels).unsqueeze(1):  # (1, patches, d)
+            row: dict[int, Tensor] = {}
+            for numbers, part in encoded:
+                row |= dict(zip(numbers, probabilities(matcher.judge(image, part.ids, part.mask))[:, 1], strict=True))
+            rows.append(torch.stack([row[n] for n in range(len(row))]))
+        return torch.stack(rows)
+
+    names, values = score_images(model, images, batch, scores)
+    return Matched(names, tuple(several), values.cpu(), "probability")
 
 
 def classify_by(
@@ -424,51 +425,33 @@ def classify_by(
         raise ValueError(f"prompt must hold {{}} where the label goes, as {PROMPT!r} does, got {prompt!r}")
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
-    said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
-    dual = cast("DualEncoder", model)
-    words = _vectors(dual, _read(model, said, batch, truncate))  # (T, e)
+    _check_strings(labels, "label")
+    texts, dual = [prompt.replace("{}", label) for label in labels], cast("DualEncoder", model)
+    words = _text_vectors(dual, _encoded(model, texts, "label", batch, truncate))  # (T, e)
     names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_image(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="image")
 
 
-# --------------------------------------------------------------------------------------------------------------- pieces
-
-Read = list[tuple[list[int], BatchEncoding]]
+TextBatches = list[tuple[list[int], BatchEncoding]]
 """Texts as batches, with their numbers."""
 
 
-def _checked(texts: Sequence[str], what: str) -> Sequence[str]:
-    """Refuse what is no text among texts or labels: pairs are for models of texts. What is no list is told later."""
+def _check_strings(texts: Sequence[str], name: str) -> None:
+    """Raise TypeError for pairs, which are for models of texts alone. What is no list is refused by `batches`."""
     for number, text in enumerate(texts if isinstance(texts, Sequence) else ()):
         if not isinstance(text, str):
-            raise TypeError(f"{what} {number} must be a str, got {type(text).__name__}: {text!r:.60}")
-    return texts
+            raise TypeError(f"{name} {number} must be a str, got {type(text).__name__}: {text!r:.60}")
 
 
-def _read(model: Model, texts: Sequence[str], batch: int, truncate: bool) -> Read:
+def _encoded(model: Model, texts: Sequence[str], name: str, batch: int, truncate: bool) -> TextBatches:
+    _check_strings(texts, name)
     return list(batches(model, texts, batch, length=max_text_positions(model), truncate=truncate))
 
 
 @torch.no_grad()
-def _vectors(model: DualEncoder, read: Read) -> Tensor:
+def _text_vectors(model: DualEncoder, encoded: TextBatches) -> Tensor:
     """Vectors (T, e) of length 1."""
     rows: dict[int, Tensor] = {}
-    for numbers, part in read:
+    for numbers, part in encoded:
         rows |= dict(zip(numbers, model.encode_text(part.ids, part.mask), strict=True))
     return torch.stack([rows[n] for n in range(len(rows))])
-
-
-def _beside(model: Matcher, pixels: Tensor, read: Read) -> Tensor:
-    """How likely each text belongs to each image: (B, T)."""
-    rows = []
-    for memory in model.look(pixels).unsqueeze(1):  # (1, patches, d)
-        found: dict[int, Tensor] = {}
-        for numbers, part in read:
-            found |= dict(zip(numbers, probabilities(model.judge(memory, part.ids, part.mask))[:, 1], strict=True))
-        rows.append(torch.stack([found[n] for n in range(len(found))]))
-    return torch.stack(rows)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
