@@ -119,13 +119,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: str | Path) -> Tokenizer:
-        r"""Open the tokenizer in a directory.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "vocab.txt").write_text("[PAD] [UNK] [CLS] [SEP] [MASK] a cat ##s".replace(" ", "\n"))
-        ...     Tokenizer.open(folder).encode("A cats").tokens
-        ['[CLS]', 'a', 'cat', '##s', '[SEP]']
+        """Open the tokenizer in a directory.
 
         Raises:
             ValueError: there are no tokenizer files, they are broken, or of an unknown kind.
@@ -235,7 +229,7 @@ class Tokenizer:
         # tokenizer_config.json: as it was read, with all special and added tokens spelt out
         opened = self._opened
         inside = ("add_bos_token", "add_eos_token", "additional_special_tokens")  # these are in tokenizer.json now
-        config = {}
+        config: dict[str, Any] = {}
         for key, value in opened.folder.values.items():
             with suppress(TypeError):  # a token, which is listed below
                 json.dumps(value)

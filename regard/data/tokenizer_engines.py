@@ -76,7 +76,7 @@ class Pipeline:
         with parsing(self.where):
             for part, n in zip(parts, kept, strict=True):
                 part.truncate(n, direction=side)
-            return _encoding(self.rust.post_process(*parts))
+            return _encoding(self.rust.post_process(parts[0], parts[1] if len(parts) == 2 else None))
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""

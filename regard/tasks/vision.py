@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -55,16 +55,10 @@ OnToken = Callable[[int], None]
 
 
 def caption(
-    model: Model,
-    images: Source | Several,
-    prompt: str | None,
-    config: GenerationConfig,
-    *,
-    batch: int = 8,
-    on_token: OnToken | None = None,
+    model: Model, images: Source | Several, prompt: str | None, config: GenerationConfig, **options: Any
 ) -> GenerationOutput | list[GenerationOutput]:
     """A caption for an image, or for each of a list; see `Model.caption`."""
-    outputs = list(chain.from_iterable(caption_parts(model, images, prompt, config, batch=batch, on_token=on_token)))
+    outputs = list(chain.from_iterable(caption_parts(model, images, prompt, config, **options)))
     return outputs if is_batch(images) else outputs[0]
 
 
@@ -92,16 +86,10 @@ def caption_parts(
 
 
 def answer_about(
-    model: Model,
-    images: Source | Several,
-    question: str | Sequence[str],
-    config: GenerationConfig,
-    *,
-    batch: int = 8,
-    on_token: OnToken | None = None,
+    model: Model, images: Source | Several, question: str | Sequence[str], config: GenerationConfig, **options: Any
 ) -> GenerationOutput | list[GenerationOutput]:
     """The answer to a question about an image, or about each of a list, or to each question; see `Model.answer`."""
-    outputs = list(chain.from_iterable(answer_parts(model, images, question, config, batch=batch, on_token=on_token)))
+    outputs = list(chain.from_iterable(answer_parts(model, images, question, config, **options)))
     return outputs if is_batch(images) or not isinstance(question, str) else outputs[0]
 
 
