@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +63,10 @@ class BatchEncoding:
     ids: Tensor
     mask: Tensor
     types: Tensor
+
+    def to(self, device: torch.device) -> BatchEncoding:
+        """The same on another device."""
+        return BatchEncoding(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def batches(
                 )
         if length is not None and max(counts) > length:
             batch = model.tokenizer.batch(some, length=length, truncate=True)
-        yield numbers, BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
+        yield numbers, batch.to(model.device)
 
 
 def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:

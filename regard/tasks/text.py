@@ -440,7 +440,7 @@ def _instead(model: Model) -> str:
     """What a model of texts and images has instead of `embed`."""
     if model.kind in ("image-question", "image-caption"):
         return "it makes no vector of a text alone"
-    texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
+    texts = "batch = model.tokenizer.batch(texts); model.encode_text(batch.ids, batch.mask) gives vectors"
     images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
     if model.kind == "dual-encoder":
         dual = cast("DualEncoder", model)

@@ -196,15 +196,15 @@ def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Ten
     reader = cast("Answerer | Captioner", model)
     ids, mask, context = torch.full((len(texts), 1), reader.start, device=model.device), None, None
     if model.kind == "image-question":
-        batch = model.tokenizer.batch(texts)
+        batch = model.tokenizer.batch(texts).to(model.device)
         _check_length(model, batch.ids.shape[1])
-        decoder = cast("Answerer", model).read_image(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
+        decoder = cast("Answerer", model).read_image(pixels, batch.ids, batch.mask)
     else:
         captioner = cast("Captioner", model)
         if any(texts):
-            batch = model.tokenizer.batch(texts)
+            batch = model.tokenizer.batch(texts).to(model.device)
             _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
-            ids, mask = captioner.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
+            ids, mask = captioner.prompt(batch.ids, batch.mask)
         context = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
         decoder = captioner.read_image(pixels)
     embed = reader.decoder.embed
@@ -385,7 +385,8 @@ def match(
         for image in matcher.look(pixels).unsqueeze(1):  # (1, patches, d)
             row: dict[int, Tensor] = {}
             for numbers, part in encoded:
-                row |= dict(zip(numbers, probabilities(matcher.judge(image, part.ids, part.mask))[:, 1], strict=True))
+                chances = probabilities(matcher.judge(image, part.ids, part.mask))[:, 1]
+                row |= dict(zip(numbers, chances, strict=True))
             rows.append(torch.stack([row[n] for n in range(len(row))]))
         return torch.stack(rows)
 
