@@ -127,6 +127,23 @@ def batches(
         yield numbers, batch.to(model.device)
 
 
+@torch.no_grad()
+def score_texts(
+    model: Model,
+    texts: Texts,
+    size: int,
+    scores: Callable[[BatchEncoding], Tensor],
+    *,
+    length: int | None,
+    truncate: bool,
+) -> Tensor:
+    """A row of numbers for each text, in their order. scores: a batch → (B, …)."""
+    rows: dict[int, Tensor] = {}
+    for numbers, part in batches(model, texts, size, length=length, truncate=truncate):
+        rows |= dict(zip(numbers, scores(part), strict=True))
+    return torch.stack([rows[n] for n in range(len(rows))])
+
+
 def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is too long or has no token."""
     encoded = model.tokenizer.encode(text, second)

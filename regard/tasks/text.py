@@ -18,12 +18,12 @@ from regard.nn.heads import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
     Texts,
-    batches,
     max_text_positions,
     probabilities,
     require,
     run_model,
     score_images,
+    score_texts,
     shortened,
     single_batch,
 )
@@ -272,12 +272,12 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
     """Texts with the probability of each label; see `Model.classify`."""
     require(model, "classify", "text-classification")
     several: Texts = [texts] if isinstance(texts, str) else texts
-    rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, several, batch, length=max_text_positions(model), truncate=truncate):
-        logits = run_model(model, part).logits
-        assert logits is not None
-        rows |= dict(zip(numbers, logits, strict=True))
-    return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(several), "text")
+
+    def logits(part: BatchEncoding) -> Tensor:
+        return cast(Tensor, run_model(model, part).logits)
+
+    rows = score_texts(model, several, batch, logits, length=max_text_positions(model), truncate=truncate)
+    return _labelled(model, rows, tuple(several), "text")
 
 
 def classify_images(model: Model, images: Source | Several, *, batch: int = 32) -> Classified:
@@ -412,28 +412,26 @@ def embed(
             f"them with images: {_instead(model)}"
         )
     if pooling is None or normalize is None:
-        said = said_by(model.directory)
-        pooling, normalize = said[0] if pooling is None else pooling, said[1] if normalize is None else normalize
+        own_pooling, own_normalize = read_pooling(model.directory)
+        pooling = own_pooling if pooling is None else pooling
+        normalize = own_normalize if normalize is None else normalize
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
     values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
-    lengths = [n for n in (values.get("max_seq_length"), max_text_positions(model)) if isinstance(n, int)]
-    if (
-        values.get("do_lower_case") is True and isinstance(texts, Sequence) and not isinstance(texts, str)
-    ):  # what is no list is told below
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)  # `batches` refuses anything else
+    if values.get("do_lower_case") is True and listed:
         texts = [_lowered(text) for text in texts]
-    rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, texts, batch, length=min(lengths, default=None), truncate=truncate):
+    lengths = [n for n in (values.get("max_seq_length"), max_text_positions(model)) if isinstance(n, int)]
+
+    def vectors(part: BatchEncoding) -> Tensor:  # (b, d)
         if model.kind == "encoder-decoder":
-            with torch.no_grad():
-                hidden = cast("EncoderDecoder", model).encode(part.ids, part.mask)
+            hidden = cast("EncoderDecoder", model).encode(part.ids, part.mask)
         else:
             hidden = run_model(model, part).last_hidden_state
-        vectors = pool(hidden, part.mask, pooling)  # (b, d)
-        if normalize:
-            vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        rows |= dict(zip(numbers, vectors, strict=True))
-    return torch.stack([rows[n] for n in range(len(rows))])
+        pooled = pool(hidden, part.mask, pooling)
+        return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
+
+    return score_texts(model, texts, batch, vectors, length=min(lengths, default=None), truncate=truncate)
 
 
 def _instead(model: Model) -> str:
@@ -462,49 +460,48 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     return (hidden.masked_fill(~shown, 0).sum(1, dtype=wide) / shown.sum(1)).to(hidden.dtype)
 
 
-def said_by(directory: Path | None) -> tuple[Pooling, bool]:
+def read_pooling(directory: Path | None) -> tuple[Pooling, bool]:
     """The pooling that a checkpoint asks for, and whether vectors are brought to length 1; else "mean" and False.
 
-    Raises ValueError for what sentence-transformers would do with it and `embed` does not.
+    modules.json lists what follows the model, 1_Pooling/config.json how it is pooled. Raises ValueError for what
+    sentence-transformers would do with them and `embed` does not.
     """
     modules = read_side(directory, "modules.json", list)
     if modules is None:
         return "mean", False
     assert directory is not None
-    where = directory / "modules.json"
-    kinds = []
+    # 1. The kinds of modules, and the folder of the Pooling.
+    file, kinds, folder = directory / "modules.json", [], None
     for module in modules:
         kind = module.get("type") if isinstance(module, dict) else None
         if not isinstance(kind, str):
-            raise ValueError(f"{where} must list modules with a type, got {module!r:.80}")
+            raise ValueError(f"{file} must list modules with a type, got {module!r:.80}")
         kinds.append(kind.rpartition(".")[2])
-    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    if unknown or kinds.count("Pooling") > 1:
+        if kinds[-1] == "Pooling":
+            folder = str(module.get("path"))
+    if not {"Transformer", "Pooling", "Normalize"}.issuperset(kinds) or kinds.count("Pooling") > 1:
         raise ValueError(
-            f"{where} lists {', '.join(kinds)}, and only Transformer, one Pooling and Normalize are known: give "
+            f"{file} lists {', '.join(kinds)}, and only Transformer, one Pooling and Normalize are known: give "
             "pooling= and normalize= to embed without the others"
         )
-    pooled = [str(module.get("path")) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
-    return _pooling(directory, pooled[0]) if pooled else "mean", "Normalize" in kinds
-
-
-def _pooling(directory: Path, folder: str) -> Pooling:
+    normalize = "Normalize" in kinds
+    if folder is None:
+        return "mean", normalize
+    # 2. What its config.json says.
     if Path(folder).name != folder:
-        raise ValueError(
-            f"{directory / 'modules.json'}: the path of Pooling must be a folder beside it, got {folder!r}"
-        )
+        raise ValueError(f"{file}: the path of Pooling must be a folder beside it, got {folder!r}")
     name = f"{folder}/config.json"
     values = read_side(directory, name, dict)
     if values is None:
         raise FileNotFoundError(f"modules.json asks for a Pooling, and {directory / name} is missing: give pooling=")
-    asked = [key.removeprefix("pooling_mode_") for key, on in values.items() if key.startswith("pooling_mode_") and on]
-    asked = [str(values["pooling_mode"])] if "pooling_mode" in values else asked
-    if len(asked) != 1 or asked[0] not in KNOWN:
-        found = " and ".join(asked) or "nothing"
+    modes = [key.removeprefix("pooling_mode_") for key, on in values.items() if key.startswith("pooling_mode_") and on]
+    modes = [str(values["pooling_mode"])] if "pooling_mode" in values else modes
+    if len(modes) != 1 or modes[0] not in KNOWN:
+        listed = " and ".join(modes) or "nothing"
         raise ValueError(
-            f"{directory / name} asks for {found}, and one of {', '.join(get_args(Pooling))} is known: give pooling="
+            f"{directory / name} asks for {listed}, and one of {', '.join(get_args(Pooling))} is known: give pooling="
         )
-    return KNOWN[asked[0]]
+    return KNOWN[modes[0]], normalize
 
 
 def _lowered(text: Any) -> Any:

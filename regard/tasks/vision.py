@@ -41,6 +41,7 @@ from regard.tasks.inputs import (
     reads_image_prompts,
     require,
     score_images,
+    score_texts,
     shortened,
     vision_tower,
 )
@@ -370,15 +371,16 @@ def match(
             f"{model.task!r}"
         )
     several = [texts] if isinstance(texts, str) else texts
-    encoded = _encoded(model, several, "text", batch, truncate)
+    _check_strings(several, "text")
     if model.kind == "dual-encoder":
         dual = cast("DualEncoder", model)
-        words = _text_vectors(dual, encoded)  # (T, e)
+        words = _text_vectors(dual, several, batch, truncate)  # (T, e)
         wide = torch.promote_types(words.dtype, torch.float32)
         words = words.to(wide)
         names, values = score_images(model, images, batch, lambda pixels: dual.encode_image(pixels).to(wide) @ words.T)
         return Matched(names, tuple(several), values.cpu(), "cosine")
     matcher = cast("Matcher", model)
+    encoded = list(batches(model, several, batch, length=max_text_positions(model), truncate=truncate))
 
     def scores(pixels: Tensor) -> Tensor:  # (B, T): how likely each text belongs to each image
         rows = []
@@ -416,13 +418,9 @@ def classify_by(
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
     _check_strings(labels, "label")
     texts, dual = [prompt.replace("{}", label) for label in labels], cast("DualEncoder", model)
-    words = _text_vectors(dual, _encoded(model, texts, "label", batch, truncate))  # (T, e)
+    words = _text_vectors(dual, texts, batch, truncate)  # (T, e)
     names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_image(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="image")
-
-
-TextBatches = list[tuple[list[int], BatchEncoding]]
-"""Texts as batches, with their numbers."""
 
 
 def _check_strings(texts: Sequence[str], name: str) -> None:
@@ -432,15 +430,11 @@ def _check_strings(texts: Sequence[str], name: str) -> None:
             raise TypeError(f"{name} {number} must be a str, got {type(text).__name__}: {text!r:.60}")
 
 
-def _encoded(model: Model, texts: Sequence[str], name: str, batch: int, truncate: bool) -> TextBatches:
-    _check_strings(texts, name)
-    return list(batches(model, texts, batch, length=max_text_positions(model), truncate=truncate))
-
-
-@torch.no_grad()
-def _text_vectors(model: DualEncoder, encoded: TextBatches) -> Tensor:
+def _text_vectors(model: DualEncoder, texts: Sequence[str], batch: int, truncate: bool) -> Tensor:
     """Vectors (T, e) of length 1."""
-    rows: dict[int, Tensor] = {}
-    for numbers, part in encoded:
-        rows |= dict(zip(numbers, model.encode_text(part.ids, part.mask), strict=True))
-    return torch.stack([rows[n] for n in range(len(rows))])
+    length = max_text_positions(model)
+
+    def vectors(part: BatchEncoding) -> Tensor:
+        return model.encode_text(part.ids, part.mask)
+
+    return score_texts(model, texts, batch, vectors, length=length, truncate=truncate)
