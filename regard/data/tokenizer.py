@@ -390,8 +390,7 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> TokenizerP
     if kind is AS_FILED and whole is not None:
         rust = whole
     else:
-        rust = rust_library().Tokenizer(kind.configured(vocabulary, names))
-        kind.set_pipeline(rust, folder, vocabulary)
+        rust = kind.build(folder, vocabulary, names)
         if whole is not None and whole.post_processor is not None:
             rust.post_processor = whole.post_processor
     rust.add_tokens(_added_tokens(rust, folder, tokens, extra))

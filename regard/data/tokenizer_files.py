@@ -315,20 +315,18 @@ class Kind:
             model = sentencepiece_bpe(proto, words, unk_token=trainer.unk_piece, byte_fallback=trainer.byte_fallback)
         return Vocabulary(model, sentencepiece=proto, defaults=named)
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """The Rust model with this kind's options."""
-        return vocabulary.model
-
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
-        """Set normaliser, pre-tokenizer and decoder."""
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
+        """The model with this kind's options, normaliser, pre-tokenizer and decoder."""
+        rust: RustTokenizer = rust_library().Tokenizer(vocabulary.model)
         if vocabulary.sentencepiece is None:
-            return
+            return rust
         make, library = rust_library().normalizers, rust_library().decoders
         mapped = [make.Precompiled(vocabulary.character_map)] if vocabulary.character_map else []
         rust.normalizer = make.Sequence([*mapped, make.Replace(" ", SPACE)])
         fallback = vocabulary.sentencepiece.trainer_spec.byte_fallback
         joins = [library.ByteFallback(), library.Fuse()] if fallback else []
         rust.decoder = library.Sequence([library.Replace(SPACE, " "), *joins])
+        return rust
 
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """Set the special tokens around a text, where tokenizer.json and add_bos_token/add_eos_token do not decide."""
@@ -358,16 +356,12 @@ class BertKind(Kind):
         with parsing(str(file)):
             return Vocabulary(rust_library().models.WordPiece.from_file(str(file), unk_token="[UNK]"))
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """WordPiece with ## inside words."""
-        model = vocabulary.model
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
+        """Words and punctuation, lower case unless switched off; ## inside words."""
+        library, model = rust_library(), vocabulary.model
         model.unk_token = names.get("unk", "[UNK]")
         model.continuing_subword_prefix, model.max_input_chars_per_word = "##", 100
-        return model
-
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
-        """Words and punctuation, lower case unless switched off."""
-        library = rust_library()
+        rust: RustTokenizer = library.Tokenizer(model)
         rust.normalizer = library.normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=bool(folder.switch("tokenize_chinese_chars", True)),
@@ -376,6 +370,7 @@ class BertKind(Kind):
         )
         rust.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         rust.decoder = library.decoders.WordPiece(prefix="##")
+        return rust
 
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """[CLS] A [SEP] B [SEP]."""
@@ -398,19 +393,16 @@ class GPT2Kind(Kind):
         with parsing(f"{folder.path}:", "vocab.json and merges.txt do not fit together"):
             return Vocabulary(rust_library().models.BPE.from_file(*files, fuse_unk=False, **blank))
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """BPE in which every byte is known."""
-        model = vocabulary.model
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
+        """Words as bytes, which are all known, the space before a word in it."""
+        library, model = rust_library(), vocabulary.model
         model.unk_token, model.dropout, model.ignore_merges = None, None, False
         model.fuse_unk = model.byte_fallback = False
-        return model
-
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
-        """Words as bytes, the space before a word in it."""
-        library = rust_library()
+        rust: RustTokenizer = library.Tokenizer(model)
         prefix = bool(folder.switch("add_prefix_space", False))
         rust.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
         rust.decoder = library.decoders.ByteLevel()
+        return rust
 
 
 class RobertaKind(GPT2Kind):
@@ -443,21 +435,19 @@ class CLIPKind(GPT2Kind):
     # simple_tokenizer.py of openai/CLIP: English endings, words, single digits, runs of other signs
     words = r"<\|startoftext\|>|<\|endoftext\|>|'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """BPE with a suffix at the end of words."""
-        model = super().configured(vocabulary, names)
-        model.unk_token, model.continuing_subword_prefix = names.get("unk"), ""
-        model.end_of_word_suffix = self.word_end
-        return model
-
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
-        """Lower case and single spaces, then words as bytes."""
-        library = rust_library()
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
+        """Lower case and single spaces, then words as bytes, with a suffix at their end."""
+        library, model = rust_library(), vocabulary.model
+        model.unk_token, model.dropout, model.ignore_merges = names.get("unk"), None, False
+        model.fuse_unk = model.byte_fallback = False
+        model.continuing_subword_prefix, model.end_of_word_suffix = "", self.word_end
+        rust: RustTokenizer = library.Tokenizer(model)
         make, split = library.normalizers, library.pre_tokenizers
         rust.normalizer = make.Sequence([make.NFC(), make.Replace(library.Regex(r"\s+"), " "), make.Lowercase()])
         words = split.Split(library.Regex(self.words), behavior="removed", invert=True)
         rust.pre_tokenizer = split.Sequence([words, split.ByteLevel(add_prefix_space=False)])
         rust.decoder = library.decoders.ByteLevel()
+        return rust
 
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """<|startoftext|> A <|endoftext|>."""
@@ -488,18 +478,6 @@ class UnigramKind(Kind):
         """The vocabulary, given the file's pieces and scores."""
         return pieces
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """The model, built anew if tokenizer.json has another id for the unknown token, or bytes in its place."""
-        model = vocabulary.model
-        try:
-            unknown = [piece.id for piece in model.tokenize("\U0010ffff")]  # a character that no vocabulary has
-        except Exception:  # no id at all for the unknown
-            unknown = []
-        if unknown == [self.unknown_id]:
-            return model
-        pieces = [(text, score) for text, score in json.loads(model.__getstate__())["vocab"]]
-        return rust_library().models.Unigram(pieces, unk_id=self.unknown_id, byte_fallback=False)
-
     def normalizers(self, folder: Folder) -> list[Any]:
         """Steps before sentencepiece's own normalisation."""
         return []
@@ -508,9 +486,17 @@ class UnigramKind(Kind):
         """Whether the first word has its ▁ too."""
         return bool(folder.switch("add_prefix_space", True))
 
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
         """sentencepiece's normalisation, split at spaces, ▁ in front of words."""
-        library = rust_library()
+        library, model = rust_library(), vocabulary.model
+        try:
+            unknown = [piece.id for piece in model.tokenize("\U0010ffff")]  # a character that no vocabulary has
+        except Exception:  # no id at all for the unknown
+            unknown = []
+        if unknown != [self.unknown_id]:  # tokenizer.json has another id for it, or bytes in its place
+            pieces = [(text, score) for text, score in json.loads(model.__getstate__())["vocab"]]
+            model = library.models.Unigram(pieces, unk_id=self.unknown_id, byte_fallback=False)
+        rust: RustTokenizer = library.Tokenizer(model)
         steps, characters = self.normalizers(folder), vocabulary.character_map
         steps += [library.normalizers.Precompiled(characters)] if characters else []
         if steps:
@@ -519,6 +505,7 @@ class UnigramKind(Kind):
         spaces = library.pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)
         rust.pre_tokenizer = library.pre_tokenizers.Sequence([library.pre_tokenizers.WhitespaceSplit(), spaces])
         rust.decoder = library.decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)
+        return rust
 
 
 class T5Kind(UnigramKind):
@@ -613,22 +600,19 @@ class LlamaKind(Kind):
         proto = read_sentencepiece(folder.path / "tokenizer.model")
         return Vocabulary(sentencepiece_bpe(proto, byte_fallback=True), sentencepiece=proto)
 
-    def configured(self, vocabulary: Vocabulary, names: Names) -> Any:
-        """BPE that falls back to bytes."""
-        model = vocabulary.model
+    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
+        """One ▁ in front of the text; with `legacy`, also after each special token."""
+        library, model = rust_library(), vocabulary.model
         model.unk_token, model.dropout, model.ignore_merges = None, None, False
         model.fuse_unk = model.byte_fallback = True
-        return model
-
-    def set_pipeline(self, rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
-        """One ▁ in front of the text; with `legacy`, also after each special token."""
-        library = rust_library()
+        rust: RustTokenizer = library.Tokenizer(model)
         prefix = folder.switch("add_prefix_space", None) is not False
         scheme = ("always" if folder.switch("legacy", False) else "first") if prefix else "never"
         rust.pre_tokenizer = library.pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=False)
         make = library.decoders
         steps = [make.Replace(SPACE, " "), make.ByteFallback(), make.Fuse()]
         rust.decoder = make.Sequence([*steps, make.Strip(content=" ", left=1)] if prefix else steps)
+        return rust
 
 
 def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> None:
