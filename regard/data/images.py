@@ -49,20 +49,15 @@ LOOKED_AT = 512  # bytes that say enough about a file
 
 # What Pillow would have opened, were it whole.
 BEGINNINGS = {
-    b"\xff\xd8\xff": "a JPEG",
-    b"\x89PNG": "a PNG",
-    b"GIF8": "a GIF",
-    b"BM": "a BMP",
-    b"II*\0": "a TIFF",
+    b"\xff\xd8\xff": "a JPEG", b"\x89PNG": "a PNG", b"GIF8": "a GIF", b"BM": "a BMP", b"II*\0": "a TIFF",
     b"MM\0*": "a TIFF",
-}
+}  # fmt: skip
 # Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
 HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 CONVERT = "convert it to JPEG or PNG first"
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | OpenedImage"
-"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
-OpenedImage."""
+"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4)."""
 
 Colour = tuple[int, int, int]
 
