@@ -58,11 +58,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class BatchEncoding:
-    """Texts as ids, padded to one length: ids (B, N) int64, mask (B, N) bool (True = token), types (B, N) int64."""
+    """Texts as ids, padded to one length."""
 
-    ids: Tensor
-    mask: Tensor
-    types: Tensor
+    input_ids: Tensor  # (B, N) int64
+    attention_mask: Tensor  # (B, N) bool, True = token
+    token_type_ids: Tensor  # (B, N) int64
 
     def to(self, device: torch.device) -> BatchEncoding:
         """The same on another device."""
@@ -99,7 +99,7 @@ class Tokenizer:
     ...     tokenizer = Tokenizer.open(folder)
     >>> tokenizer.encode("A cats").ids
     [2, 5, 6, 7, 3]
-    >>> tokenizer.batch(["cat", "a cat"], pad="left").mask.int()
+    >>> tokenizer.batch(["cat", "a cat"], pad="left").attention_mask.int()
     tensor([[0, 1, 1, 1],
             [1, 1, 1, 1]], dtype=torch.int32)
     >>> tokenizer.decode([2, 6, 7, 3]), tokenizer.tokens([6, 7]), tokenizer.ids_of.mask

@@ -287,7 +287,7 @@ def read_prompts(
         ids, mask = without_special(model, texts)
     else:
         batch = model.tokenizer.batch(texts, pad="left")
-        ids, mask = batch.ids, batch.mask
+        ids, mask = batch.input_ids, batch.attention_mask
     empty = ~mask.any(1)
     if bool(empty.any()):
         bos = config.bos_token_id if config.bos_token_id is not None else model.tokenizer.ids_of.bos

@@ -5,7 +5,7 @@
 
     >>> model = regard.load("openai/clip-vit-base-patch32")                                           # doctest: +SKIP
     >>> texts = model.tokenizer.batch(["a photo of a cat", "a photo of a dog"])                       # doctest: +SKIP
-    >>> out = model(texts.ids, texts.mask, pixel_values=torch.zeros(1, 3, 224, 224))                  # doctest: +SKIP
+    >>> out = model(texts.input_ids, texts.attention_mask, pixel_values=torch.zeros(1, 3, 224, 224))  # doctest: +SKIP
     >>> out.logits_per_image.shape                                                                    # doctest: +SKIP
     torch.Size([1, 2])
 

@@ -6,7 +6,7 @@
     >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
     >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape          # doctest: +SKIP
+    >>> model(model.tokenizer.batch([text]).input_ids, pixel_values=pixel_values[None]).logits.shape    # doctest: +SKIP
     torch.Size([1, 9, 32002])
 
 Each word looks at the pictures that it sees alone (`sees`); one that sees none is as if there were none.

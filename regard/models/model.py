@@ -234,7 +234,7 @@ class Model(nn.Module):
             got = str(input_ids.dtype) if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise TypeError(
                 f"input_ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
-                "model.tokenizer.batch([…]).ids makes them"
+                "model.tokenizer.batch([…]).input_ids makes them"
             )
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(

@@ -6,7 +6,7 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
     >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
-    >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
+    >>> output = model(model.tokenizer.batch([asked]).input_ids, pixel_values=pixel_values)         # doctest: +SKIP
     >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP
     torch.Size([1, 576, 4096])
 

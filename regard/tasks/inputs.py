@@ -114,7 +114,7 @@ def batches(
         numbers = order[at : at + size]
         some = cast(Texts, [texts[n] for n in numbers])
         batch = model.tokenizer.batch(some)
-        counts: list[int] = batch.mask.sum(1).tolist()
+        counts: list[int] = batch.attention_mask.sum(1).tolist()
         for number, count in zip(numbers, counts, strict=True):
             if count == 0:
                 raise ValueError(f"text {number} has no token: an empty text says nothing to this model")
@@ -160,8 +160,8 @@ def single_batch(model: Model, text: str, second: str | None = None) -> BatchEnc
 def run_model(model: Model, batch: BatchEncoding) -> ModelOutput:
     """Run the model on a batch, with token types if it has them."""
     if model.kind == "text" and cast(Any, model).tower.embed.types is not None:
-        return cast("ModelOutput", model(batch.ids, batch.mask, token_type_ids=batch.types))
-    return cast("ModelOutput", model(batch.ids, batch.mask))
+        return cast("ModelOutput", model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids))
+    return cast("ModelOutput", model(batch.input_ids, batch.attention_mask))
 
 
 def probabilities(logits: Tensor) -> Tensor:

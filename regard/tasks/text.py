@@ -95,7 +95,7 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
     if mask is None:
         raise ValueError(f"the tokenizer of this {model.family.title} has no mask token, so there is nothing to fill")
     batch = single_batch(model, text)
-    places = (batch.ids[0] == mask).nonzero().flatten()  # (masks,)
+    places = (batch.input_ids[0] == mask).nonzero().flatten()  # (masks,)
     if not len(places):
         raise ValueError(f"the text has no mask: write {tokenizer.tokens([mask])[0]} where a word is to be found")
     logits = run_model(model, batch).logits
@@ -106,7 +106,7 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
         tuple(Guess(*guess) for guess in zip(tokenizer.tokens(ids), ids.tolist(), values.tolist(), strict=True))
         for ids, values in zip(found.indices, found.values, strict=True)
     )
-    filled = batch.ids[0].cpu().clone()
+    filled = batch.input_ids[0].cpu().clone()
     filled[places.cpu()] = torch.tensor([guesses[0].id for guesses in blanks])
     return Filled(text, blanks, tokenizer.decode(filled))
 
@@ -425,10 +425,10 @@ def embed(
 
     def vectors(part: BatchEncoding) -> Tensor:  # (b, d)
         if model.kind == "encoder-decoder":
-            hidden = cast("EncoderDecoder", model).encode(part.ids, part.mask)
+            hidden = cast("EncoderDecoder", model).encode(part.input_ids, part.attention_mask)
         else:
             hidden = run_model(model, part).last_hidden_state
-        pooled = pool(hidden, part.mask, pooling)
+        pooled = pool(hidden, part.attention_mask, pooling)
         return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
 
     return score_texts(model, texts, batch, vectors, length=min(lengths, default=None), truncate=truncate)
@@ -438,7 +438,9 @@ def _instead(model: Model) -> str:
     """What a model of texts and images has instead of `embed`."""
     if model.kind in ("image-question", "image-caption"):
         return "it makes no vector of a text alone"
-    texts = "batch = model.tokenizer.batch(texts); model.encode_text(batch.ids, batch.mask) gives vectors"
+    texts = (
+        "batch = model.tokenizer.batch(texts); model.encode_text(batch.input_ids, batch.attention_mask) gives vectors"
+    )
     images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
     if model.kind == "dual-encoder":
         dual = cast("DualEncoder", model)

@@ -198,14 +198,14 @@ def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Ten
     ids, mask, context = torch.full((len(texts), 1), reader.start, device=model.device), None, None
     if model.kind == "image-question":
         batch = model.tokenizer.batch(texts).to(model.device)
-        _check_length(model, batch.ids.shape[1])
-        decoder = cast("Answerer", model).read_image(pixels, batch.ids, batch.mask)
+        _check_length(model, batch.input_ids.shape[1])
+        decoder = cast("Answerer", model).read_image(pixels, batch.input_ids, batch.attention_mask)
     else:
         captioner = cast("Captioner", model)
         if any(texts):
             batch = model.tokenizer.batch(texts).to(model.device)
-            _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
-            ids, mask = captioner.prompt(batch.ids, batch.mask)
+            _check_length(model, batch.input_ids.shape[1] - 1)  # without the token at the end
+            ids, mask = captioner.prompt(batch.input_ids, batch.attention_mask)
         context = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
         decoder = captioner.read_image(pixels)
     embed = reader.decoder.embed
@@ -387,7 +387,7 @@ def match(
         for image in matcher.look(pixels).unsqueeze(1):  # (1, patches, d)
             row: dict[int, Tensor] = {}
             for numbers, part in encoded:
-                chances = probabilities(matcher.judge(image, part.ids, part.mask))[:, 1]
+                chances = probabilities(matcher.judge(image, part.input_ids, part.attention_mask))[:, 1]
                 row |= dict(zip(numbers, chances, strict=True))
             rows.append(torch.stack([row[n] for n in range(len(row))]))
         return torch.stack(rows)
@@ -435,6 +435,6 @@ def _text_vectors(model: DualEncoder, texts: Sequence[str], batch: int, truncate
     length = max_text_positions(model)
 
     def vectors(part: BatchEncoding) -> Tensor:
-        return model.encode_text(part.ids, part.mask)
+        return model.encode_text(part.input_ids, part.attention_mask)
 
     return score_texts(model, texts, batch, vectors, length=length, truncate=truncate)

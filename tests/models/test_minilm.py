@@ -86,7 +86,7 @@ def test_text_longer_than_max_seq_length_is_cut_there_if_asked(model: Any) -> No
 
 
 def test_watch_finds_it_and_animal_in_our_own_model(model: Any) -> None:
-    ids = model.tokenizer.batch([SENTENCE]).ids
+    ids = model.tokenizer.batch([SENTENCE]).input_ids
     alone = model(ids).last_hidden_state
     with regard.watch(model, keep="qk", tokens=model.tokens(ids)) as seen:
         watched = model(ids).last_hidden_state

@@ -297,7 +297,7 @@ def test_a_picture_is_looked_at_once_for_all_texts_that_are_judged(twin) -> None
 def test_texts_are_judged_beside_one_picture(twin) -> None:
     _, model = twin(blip, "ForImageTextRetrieval")
     seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
-    ids = model.tokenizer.batch(TEXTS).ids
+    ids = model.tokenizer.batch(TEXTS).input_ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
     with pytest.raises(ValueError, match=r"image.*1.*\(2, 26, 20\)"):
         model.judge(seen, ids)
