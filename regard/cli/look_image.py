@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from regard.data.image_processing import ImageTransforms
-    from regard.data.image_steps import Step
+    from regard.data.image_processing import ImageTransforms, Step
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
@@ -408,7 +407,7 @@ def plan_text(plan: ImageTransforms, lang: Lang) -> str:
     """Everything that is done to an image, in order.
 
     >>> from regard.data.image_processing import ImageTransforms
-    >>> from regard.data.image_steps import Crop, Normalize, Resize, ShorterSide
+    >>> from regard.data.image_processing import Crop, Normalize, Resize, ShorterSide
     >>> numbers = Normalize(1 / 255, (0, 0, 0), (1, 1, 1))
     >>> plan_text(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None), "ko")
     '짧은 변을 256에 맞춰 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
@@ -434,7 +433,7 @@ def plan_text(plan: ImageTransforms, lang: Lang) -> str:
 
 
 def _step_text(step: Step, lang: Lang) -> str:
-    from regard.data.image_steps import FILTERS, Crop, ShorterSide, Square, Within
+    from regard.data.image_processing import FILTERS, Crop, ShorterSide, Square, Within
 
     if isinstance(step, Square):
         return translate("pad to a square (colour {colour})", lang, colour=", ".join(map(str, step.colour)))

@@ -56,7 +56,7 @@ def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
     with bar("/".join(Path(name).parts[-2:])) as tick:
         model = load(name, device=device, ignore=options.ignore, progress=tick)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
-    length = int(model.tokenizer.batch([text]).ids.shape[1])
+    length = int(model.tokenizer.batch([text]).input_ids.shape[1])
     limit = model.max_positions if isinstance(model, TextModel) else None
     if limit is not None and length > limit and not options.truncate:
         raise ValueError(

@@ -106,7 +106,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def require_images(model: Model, command: str) -> None:
     """Raise ValueError for a model that reads texts only."""
-    from regard.tasks.images import has_vision
+    from regard.tasks.inputs import has_vision
 
     if not has_vision(model):
         raise ValueError(f"{command} is about images, and {model.family.title} reads texts only")

@@ -72,7 +72,7 @@ def generate(options: GenerateOptions) -> None:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
     from regard.generation.text import merged_config
     from regard.models.family import GENERATION_TASKS
-    from regard.tasks.images import has_vision
+    from regard.tasks.inputs import has_vision
 
     model = open_model(options.model, "generate", GENERATION_TASKS, options)
 
@@ -99,8 +99,8 @@ def caption(options: CaptionOptions) -> None:
     check_images(images)
     from regard.models.flamingo import FlamingoModel
     from regard.models.vision_language import VisionLanguageModel
-    from regard.tasks.captioning import caption_parts
-    from regard.tasks.images import placeholder
+    from regard.tasks.inputs import placeholder
+    from regard.tasks.vision import caption_parts
 
     model = open_model(options.model, "caption", ["image-to-text", "image-text-to-text"], options)
     require_images(model, "caption")
@@ -123,7 +123,7 @@ def answer(options: AnswerOptions) -> None:
     """Answer questions about an image, one line each."""
     (image,) = read_images([options.image])
     check_images([image])
-    from regard.tasks.captioning import answer_parts
+    from regard.tasks.vision import answer_parts
 
     model = open_model(options.model, "answer", ["visual-question-answering", "image-text-to-text"], options)
     require_images(model, "answer")
@@ -308,7 +308,7 @@ def classify(options: ClassifyOptions) -> None:
         read_texts(typed, None)  # raises before the model is opened
     refuse_missing_images(typed)
     from regard.models.dual_encoder import DualEncoder
-    from regard.tasks.images import has_vision
+    from regard.tasks.inputs import has_vision
 
     labels = None
     if options.labels is not None:

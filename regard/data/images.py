@@ -23,94 +23,6 @@ from regard.files import check_file, parsing, read_stream
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LOOKED_AT = 512
-"""How many bytes say enough."""
-
-# What Pillow would have opened, were it whole.
-BEGINNINGS = {
-    b"\xff\xd8\xff": "a JPEG",
-    b"\x89PNG": "a PNG",
-    b"GIF8": "a GIF",
-    b"BM": "a BMP",
-    b"II*\0": "a TIFF",
-    b"MM\0*": "a TIFF",
-}
-# Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
-HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
-CONVERT = "convert it to JPEG or PNG first"
-
-
-def describe(head: bytes) -> str:
-    """What a file that begins with these bytes is, and what to do: the end of a sentence about it.
-
-    >>> describe(b"")
-    'is empty: it has 0 bytes'
-
-    Args:
-        head: up to LOOKED_AT bytes.
-    """
-    if not head:
-        return "is empty: it has 0 bytes"
-    lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if lower.startswith((b"<!doctype html", b"<html")):
-        return "is a web page (HTML), not an image: a download that went wrong looks like this"
-    if b"<svg" in lower:
-        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
-    if head[4:8] == b"ftyp" and head[8:12] in HEIF:
-        return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
-    if head.startswith((b"%PDF", b"%!PS")):
-        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not an image: {CONVERT}"
-    try:  # the incremental decoder accepts a character that the end cuts in two
-        text = getincrementaldecoder("utf-8-sig")().decode(head)
-    except UnicodeDecodeError:
-        text = ""
-    if text and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text):
-        return "is text, not an image"
-    begun = next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        begun = "a WebP"
-    elif head[4:12] == b"ftypavif":
-        begun = "an AVIF"
-    if begun is not None:
-        return f"begins as {begun} does, but it is broken or cut off: get it again"
-    return f"is of a format that is not supported: {CONVERT}"
-
-
-def as_uint8(array: NDArray[Any]) -> str:
-    """How to convert an array of another dtype to uint8, as far as its values tell: the end of a sentence about it.
-
-    >>> import numpy as np
-    >>> as_uint8(np.array([0, 255])), as_uint8(np.array([0.0, 0.5]))
-    (': array.astype(np.uint8)', ': (array * 255).round().astype(np.uint8)')
-    """
-    kind = array.dtype.kind
-    if kind == "b":
-        return ": array.astype(np.uint8) * 255"
-    if kind not in "iuf" or array.size == 0:
-        return ""
-    low, high = array.min(), array.max()
-    if low >= 0 and high <= 255:
-        scaled = "(array * 255).round()" if high <= 1 else "array.round()"
-        return f": {scaled if kind == 'f' else 'array'}.astype(np.uint8)"
-    if kind != "f" and 0 <= low <= high <= 65535:
-        return f" up to {high}: 16 bits are (array >> 8).astype(np.uint8)"
-    return f" from {low} to {high}, which does not say what is black and what is white"
-
-
-def as_array(tensor: Tensor) -> str:
-    """How to convert a tensor, as torchvision has them (colours first), to an array: the end of a sentence about it.
-
-    >>> as_array(torch.zeros(3, 5, 7, dtype=torch.uint8))
-    'colours come last, tensor.permute(1, 2, 0).numpy()'
-    """
-    if tensor.ndim == 4:
-        return "pass images as a list; processed pixel values go to the model itself, model(pixel_values=…)"
-    bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
-    if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
-        return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
-    return f"{bytes_of}.numpy()"
-
-
 INSTALL = "pip install 'regard[models]'"
 
 MOST_SIDE = 2**16
@@ -133,9 +45,19 @@ MOST_READ = 2**28
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that images come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
 
+LOOKED_AT = 512  # bytes that say enough about a file
+
+# What Pillow would have opened, were it whole.
+BEGINNINGS = {
+    b"\xff\xd8\xff": "a JPEG", b"\x89PNG": "a PNG", b"GIF8": "a GIF", b"BM": "a BMP", b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+}  # fmt: skip
+# Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
+HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+CONVERT = "convert it to JPEG or PNG first"
+
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | OpenedImage"
-"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
-OpenedImage."""
+"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4)."""
 
 Colour = tuple[int, int, int]
 
@@ -146,15 +68,10 @@ QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenedImage:
-    """An image, upright.
+    """An image, upright."""
 
-    Args:
-        image: Pillow, mode RGB.
-        name: its file's name, or what it was opened from.
-    """
-
-    image: Image
-    name: str
+    image: Image  # Pillow, mode RGB
+    name: str  # its file's, or what it was opened from
 
     @property
     def size(self) -> tuple[int, int]:
@@ -185,27 +102,14 @@ def open_image(source: Source, *, frame: int | None = None, background: Colour |
         TypeError: `source` is none of these.
         ValueError: it is broken, too large (MOST_SIDE, MOST_BYTES), or has several frames and `frame` is None.
     """
-    library = _pillow()
     three = isinstance(background, (tuple, list)) and len(background) == 3
     if background is not None and not (three and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):
         raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
-    given: Any = source
-    if isinstance(given, OpenedImage):
-        _check_frame(given.name, 1, frame)
-        return given
-    if isinstance(given, np.ndarray):
-        image, name = library.fromarray(_check_array(given)), "array"
-        return OpenedImage(_to_rgb(image, name, frame, background), name)
-    if isinstance(given, library.Image):
-        path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
-        return OpenedImage(_to_rgb(given, path or "the image", frame, background), Path(path).name or "image")
-    if isinstance(given, (bytes, bytearray)):
-        return _read(io.BytesIO(given), "the data", "bytes", frame, background)
-    if hasattr(given, "read"):
-        return _read(io.BytesIO(_held(given)), "the file", _name(given), frame, background)
-    path = _check_path(given)
-    with open(path, "rb") as file:
-        return _read(file, path, Path(path).name, frame, background)
+    if isinstance(source, OpenedImage):
+        _check_frame(source.name, 1, frame)
+        return source
+    with _identified(source, verify=True) as (image, label, name, _):
+        return OpenedImage(_to_rgb(image, label, frame, background), name)
 
 
 def peek_image(source: Source) -> tuple[Source, tuple[int, int]]:
@@ -223,39 +127,29 @@ def peek_image(source: Source) -> tuple[Source, tuple[int, int]]:
     Raises:
         Exception: as `open_image`, for what the header shows: no image, too many pixels, several frames, floats.
     """
-    library = _pillow()
-    given: Any = source
-    if isinstance(given, OpenedImage):
-        return given, given.size
-    if isinstance(given, np.ndarray):
-        height, width = _check_array(given).shape[:2]
-        return given, (height, width)
-    if isinstance(given, library.Image):
-        return given, _upright_size(given, os.fsdecode(getattr(given, "filename", "")) or "the image")
-    if isinstance(given, (bytes, bytearray)):
-        return given, _upright_size(_identified(io.BytesIO(given), "the data"), "the data")
-    if hasattr(given, "read"):
-        kept = _NamedBytes(_held(given))
-        kept.name = _name(given)
-        size = _upright_size(_identified(kept, "the file"), "the file")
-        kept.seek(0)
-        return kept, size
-    path = _check_path(given)
-    with open(path, "rb") as file:
-        return given, _upright_size(_identified(file, path), path)
+    if isinstance(source, OpenedImage):
+        return source, source.size
+    if isinstance(source, np.ndarray):
+        height, width = _check_array(source).shape[:2]
+        return source, (height, width)
+    with _identified(source, verify=False) as (image, label, _, again):
+        _check_pixels(label, image)
+        with _decoding(label):
+            count = getattr(image, "n_frames", 1)
+            # Of a PNG without EXIF in front of the pixels, Pillow would decode these to look behind them.
+            known = image.format != "PNG" or "exif" in image.info
+            turned = known and image.getexif().get(ORIENTATION) in QUARTER_TURNS
+        _check_frames(image, label, count)
+        _check_mode(image, label)
+        size = (image.width, image.height) if turned else (image.height, image.width)
+    if isinstance(again, _NamedBytes):
+        again.seek(0)
+    return again, size
 
 
 @contextmanager
 def numbered(number: int, count: int, what: str = "image") -> Iterator[None]:
-    """Put the number in front of an error of one of several; leave that of a single one as it is.
-
-    >>> with numbered(2, count=3):
-    ...     open_image(b"")
-    Traceback (most recent call last):
-        ...
-    ValueError: image 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
-TIFF, JPEG2000, AVIF
-    """
+    """Put the number in front of an error of one of several; leave that of a single one as it is."""
     try:
         yield
     except REFUSED as error:
@@ -266,11 +160,7 @@ TIFF, JPEG2000, AVIF
 
 
 def is_batch(images: object) -> bool:
-    """Whether these are several images: a list, a tuple or an iterator.
-
-    >>> is_batch(["a.jpg"]), is_batch(Path().glob("*.jpg")), is_batch("a.jpg"), is_batch(io.BytesIO())
-    (True, True, False, False)
-    """
+    """Whether these are several images: a list, a tuple or an iterator (but no open file)."""
     return isinstance(images, (list, tuple)) or (isinstance(images, Iterator) and not hasattr(images, "read"))
 
 
@@ -285,10 +175,54 @@ def _pillow() -> Any:
 # ------------------------------------------------------------------------------------------------------------- sources
 
 
+@contextmanager
+def _identified(source: Any, *, verify: bool) -> Iterator[tuple[Image, str, str, Source]]:
+    """The image as Pillow finds it, what errors call it, its name, and what to open it from again.
+
+    verify: look at a PNG's own checksums, of which Pillow takes no notice while it decodes.
+    """
+    library = _pillow()
+    if isinstance(source, np.ndarray):
+        yield library.fromarray(_check_array(source)), "array", "array", source
+    elif isinstance(source, library.Image):
+        path = os.fsdecode(getattr(source, "filename", ""))  # empty unless Pillow opened a file of that name
+        yield source, path or "the image", Path(path).name or "image", source
+    elif isinstance(source, (bytes, bytearray)):
+        yield _by_header(io.BytesIO(source), "the data", verify), "the data", "bytes", source
+    elif hasattr(source, "read"):
+        kept, name = _NamedBytes(_held(source)), getattr(source, "name", None)
+        kept.name = Path(name).name if isinstance(name, str) else "file"  # a number, of a file without a name
+        yield _by_header(kept, "the file", verify), "the file", kept.name, kept
+    else:
+        path = _check_path(source)
+        with open(path, "rb") as file:
+            yield _by_header(file, path, verify), path, Path(path).name, source
+
+
+def _by_header(file: IO[bytes], label: str, verify: bool) -> Image:
+    library = _pillow()
+    image: Image | None
+    head = file.read(LOOKED_AT)
+    with _decoding(label):
+        try:
+            image = library.open(file, formats=FORMATS)
+        except library.UnidentifiedImageError:
+            image = None
+    if image is None:
+        raise ValueError(f"{label} {_description(head)}. What can be opened: {', '.join(FORMATS)}")
+    if not verify or image.format != "PNG":
+        return image
+    _check_pixels(label, image)
+    with _decoding(label):
+        image.verify()
+        file.seek(0)
+    return _by_header(file, label, verify=False)
+
+
 def _check_path(source: object) -> str:
     """The path of a file that is there."""
     if not isinstance(source, (str, os.PathLike)):
-        hint = f": {as_array(source)}" if isinstance(source, Tensor) else ""
+        hint = f": {_tensor_hint(source)}" if isinstance(source, Tensor) else ""
         raise TypeError(
             "an image is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
             f"got {type(source).__name__}{hint}"
@@ -324,15 +258,10 @@ def _held(file: IO[bytes]) -> bytes:
     return held
 
 
-def _name(file: IO[bytes]) -> str:
-    name = getattr(file, "name", None)  # a number, of a file without one
-    return Path(name).name if isinstance(name, str) else "file"
-
-
 def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     """(H, W), or (H, W, 3 or 4), as Pillow takes it."""
     if array.dtype != np.uint8:
-        raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{as_uint8(array)}")
+        raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{_uint8_hint(array)}")
     if array.ndim == 4:
         raise ValueError(f"one array is one image, got shape {array.shape}: give a list of them, list(array)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
@@ -375,46 +304,6 @@ def _check_pixels(label: str, image: Image) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- decoding
-
-
-def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> OpenedImage:
-    """The image in an open file; `label` is what errors call it."""
-    image = _identified(file, label)
-    _check_pixels(label, image)
-    if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
-        with _decoding(label):
-            image.verify()
-            file.seek(0)
-        image = _identified(file, label)
-    return OpenedImage(_to_rgb(image, label, frame, background), name)
-
-
-def _identified(file: Any, label: str) -> Image:
-    """What Pillow finds in an open file, by its header."""
-    library = _pillow()
-    image: Image | None
-    head = file.read(LOOKED_AT)
-    with _decoding(label):
-        try:
-            image = library.open(file, formats=FORMATS)
-        except library.UnidentifiedImageError:
-            image = None
-    if image is None:
-        raise ValueError(f"{label} {describe(head)}. What can be opened: {', '.join(FORMATS)}")
-    return image
-
-
-def _upright_size(image: Image, label: str) -> tuple[int, int]:
-    """Height and width, upright, from the header."""
-    _check_pixels(label, image)
-    with _decoding(label):
-        count = getattr(image, "n_frames", 1)
-        # Of a PNG without EXIF in front of the pixels, Pillow would decode these to look behind them.
-        known = image.format != "PNG" or "exif" in image.info
-        turned = known and image.getexif().get(ORIENTATION) in QUARTER_TURNS
-    _check_frames(image, label, count)
-    _check_mode(image, label)
-    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 @contextmanager
@@ -484,3 +373,61 @@ def _eight_bits(image: Image, label: str) -> Image:
     if isinstance(clear, int):
         grey.putalpha(library.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return grey
+
+
+# ------------------------------------------------------------------------------------------------ what to do instead
+
+
+def _description(head: bytes) -> str:
+    """What a file that begins with these bytes is, and what to do: the end of a sentence about it."""
+    if not head:
+        return "is empty: it has 0 bytes"
+    lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if lower.startswith((b"<!doctype html", b"<html")):
+        return "is a web page (HTML), not an image: a download that went wrong looks like this"
+    if b"<svg" in lower:
+        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
+    if head[4:8] == b"ftyp" and head[8:12] in HEIF:
+        return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
+    if head.startswith((b"%PDF", b"%!PS")):
+        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not an image: {CONVERT}"
+    try:  # the incremental decoder accepts a character that the end cuts in two
+        text = getincrementaldecoder("utf-8-sig")().decode(head)
+    except UnicodeDecodeError:
+        text = ""
+    if text and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text):
+        return "is text, not an image"
+    begun = next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        begun = "a WebP"
+    elif head[4:12] == b"ftypavif":
+        begun = "an AVIF"
+    if begun is not None:
+        return f"begins as {begun} does, but it is broken or cut off: get it again"
+    return f"is of a format that is not supported: {CONVERT}"
+
+
+def _uint8_hint(array: NDArray[Any]) -> str:
+    """How to convert an array of another dtype to uint8, as far as its values tell."""
+    kind = array.dtype.kind
+    if kind == "b":
+        return ": array.astype(np.uint8) * 255"
+    if kind not in "iuf" or array.size == 0:
+        return ""
+    low, high = array.min(), array.max()
+    if low >= 0 and high <= 255:
+        scaled = "(array * 255).round()" if high <= 1 else "array.round()"
+        return f": {scaled if kind == 'f' else 'array'}.astype(np.uint8)"
+    if kind != "f" and 0 <= low <= high <= 65535:
+        return f" up to {high}: 16 bits are (array >> 8).astype(np.uint8)"
+    return f" from {low} to {high}, which does not say what is black and what is white"
+
+
+def _tensor_hint(tensor: Tensor) -> str:
+    """How to convert a tensor, as torchvision has them (colours first), to an array."""
+    if tensor.ndim == 4:
+        return "pass images as a list; processed pixel values go to the model itself, model(pixel_values=…)"
+    bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
+    if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
+        return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
+    return f"{bytes_of}.numpy()"

@@ -22,7 +22,7 @@ from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.image_session import look_at_image, takes_images
 from regard.session.session import Session, default_model, look_at, name_of
-from regard.tasks.images import has_vision
+from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides

@@ -22,9 +22,9 @@ from regard.generation.sampling import LogitsFilters
 from regard.op import tell_beams
 
 if TYPE_CHECKING:
-    from regard.generation.loop import Decoder, S
+    from regard.generation.loop import Decoder
 
-__all__ = ["Hypotheses", "beam_search"]
+__all__ = ["beam_search"]
 
 NONE = -1e9  # added to the score of what is not a candidate
 
@@ -38,14 +38,6 @@ class Hypotheses:
     scores: Tensor  # (B, K)
     there: Tensor  # (B, K) is it a sequence, or does it hold a place?
     rows: Tensor  # (B, K, T) the batch row of the pass that gave each token; −1 after the end
-
-    @classmethod
-    def none(cls, batch: int, width: int, room: int, pad: int, device: torch.device) -> Hypotheses:
-        """No hypothesis yet."""
-        tokens = torch.full((batch, width, room), pad, dtype=torch.long, device=device)
-        lengths = torch.zeros(batch, width, dtype=torch.long, device=device)
-        none = torch.full_like(lengths, NONE, dtype=torch.float)
-        return cls(tokens, lengths, none, lengths.bool(), torch.full_like(tokens, -1))
 
     def best(self, other: Hypotheses) -> Hypotheses:
         """The best K of these and the other's."""
@@ -67,13 +59,24 @@ class Candidates:
     ends: Tensor  # (B, C)
     rows: Tensor  # (B, C, T) as of Hypotheses
 
-    def ended(self, width: int, length_penalty: float, made: int, full: Tensor, hopeful: Tensor) -> Hypotheses:
-        """Those that end here, of the first K, in rows that are not full (B, 1) and still hopeful (B, 1)."""
+    def continued(self, scores: Tensor, eos: Tensor, made: int) -> Candidates:
+        """The best of scores (B, K·V): so many that K go on even if every end token of every beam is among them."""
+        _, width, room = self.tokens.shape
+        best, places = scores.topk(max(2, 1 + len(eos)) * width)  # (B, C)
+        vocab = scores.shape[1] // width
+        parents, chosen = places // vocab, places % vocab
+        tokens, rows = _taken(self.tokens, parents), _taken(self.rows, parents)  # (B, C, T)
+        tokens[:, :, made - 1] = chosen
+        each = torch.arange(len(rows), device=rows.device)[:, None]
+        rows[:, :, made - 1] = each if made == 1 else each * width + parents  # the prompt is read once for all beams
+        ends = torch.isin(chosen, eos) if made < room else torch.ones_like(chosen, dtype=torch.bool)
+        return Candidates(tokens, best, parents, ends, rows)
+
+    def ended(self, width: int, length_penalty: float, made: int, barred: Tensor) -> Hypotheses:
+        """Those that end here, of the first K, in rows that are not barred (B, 1) from more."""
         ends = self.ends.clone()
         ends[:, width:] = False  # the others are there to go on in their place
-        scores = self.scores / float(made**length_penalty)
-        for barred in (full, ~hopeful, ~ends):
-            scores = scores + barred.float() * NONE
+        scores = self.scores / float(made**length_penalty) + barred.float() * NONE + (~ends).float() * NONE
         return Hypotheses(self.tokens, torch.full_like(self.parents, made), scores, ends, self.rows)
 
     def running(self, width: int) -> Candidates:
@@ -84,23 +87,18 @@ class Candidates:
 
 
 def beam_search(
-    decoder: Decoder[S],
+    decoder: Decoder,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     config: GenerationConfig,
     *,
     lengths: Sequence[int],
     on_token: Callable[[int], None] | None = None,
-) -> Hypotheses:
-    """The best `num_beams` hypotheses of each row of input_ids (B, N). The prompt is read once per row, not per beam.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best num_return_sequences hypotheses of each row: tokens (R, n), lengths (R,) and scores (R,).
 
-    Args:
-        decoder: reads the prompt and steps.
-        input_ids: (B, N) prompts, checked by `generate`.
-        attention_mask: (B, N), True = token, padding on the left; None if all are tokens.
-        config: with max_new_tokens and pad_token_id set.
-        lengths: number of tokens of each row's prompt, padding left out.
-        on_token: called after each step with the number of steps made.
+    Arguments as of `generate`, which has checked them, and `lengths`: number of tokens of each row's prompt, padding
+    left out. The prompt is read once per row, not per beam. Raises ValueError if scores are NaN.
     """
     width, new_tokens, pad = config.num_beams or 1, config.max_new_tokens, config.pad_token_id
     assert new_tokens is not None
@@ -117,16 +115,25 @@ def beam_search(
     filters = LogitsFilters(config, vocabulary=vocabulary, lengths=repeated, device=device)
     tokens = input_ids if attention_mask is None else torch.where(attention_mask, input_ids, vocabulary)
     prompt = tokens.to(device)[each]  # (B·K, N)
-    ended = Hypotheses.none(batch, width, new_tokens, pad, device)
-    live = _first(ended)
+    # No hypothesis yet, and K equal beams, of which only the first counts: else the first step would find each token K
+    # times.
+    tokens = torch.full((batch, width, new_tokens), pad, dtype=torch.long, device=device)
+    zeros, rows = torch.zeros(batch, width, dtype=torch.long, device=device), torch.full_like(tokens, -1)
+    ended = Hypotheses(tokens, zeros, torch.full_like(zeros, NONE, dtype=torch.float), zeros.bool(), rows)
+    live = Candidates(tokens, ended.scores.clone(), zeros, zeros.bool(), rows)
+    live.scores[:, 0] = 0
     hopeful = torch.ones(batch, 1, dtype=torch.bool, device=device)  # can a row still better its worst?
     # 2. Decode: score every continuation, keep those that end and the best that go on.
     for made in range(1, new_tokens + 1):
-        scores = _scored(logits, filters, prompt, live, made - 1)
-        found = _candidates(scores, live, filters.eos, made)
+        seen = prompt
+        if filters.reads_tokens:
+            seen = torch.cat([prompt, live.tokens[:, :, : made - 1].flatten(0, 1)], 1)  # (B·K, N + made − 1)
+        steps = filters(logits.float().log_softmax(-1), seen, made - 1)  # (B·K, V)
+        scores = (steps.view(batch, width, -1) + live.scores[:, :, None]).flatten(1)  # (B, K·V)
+        candidates = live.continued(scores, filters.eos, made)
         full = ended.there.all(1, keepdim=True) & (config.early_stopping is True)  # (B, 1)
-        ended = ended.best(found.ended(width, length_penalty, made, full, hopeful))
-        live = found.running(width)
+        ended = ended.best(candidates.ended(width, length_penalty, made, full | ~hopeful))
+        live = candidates.running(width)
         # Could a row's best running beam still beat its worst ended hypothesis?
         final = new_tokens if config.early_stopping == "never" and length_penalty > 0 else made
         best = live.scores[:, :1] / float(final**length_penalty)
@@ -134,46 +141,20 @@ def beam_search(
         hopeful = hopeful & (best > worst).any(1, keepdim=True)
         if on_token is not None:
             on_token(made)
-        stopped = ~hopeful.any() | found.ends.all()
+        stopped = ~hopeful.any() | candidates.ends.all()
         if config.early_stopping is True:
             stopped = stopped | ended.there.all()
         if bool(stopped):  # waits for the device
             break
         state.keep((live.parents + width * torch.arange(batch, device=device)[:, None]).flatten())
         logits = decoder.step(state, live.tokens[:, :, made - 1].flatten())
-    tell_beams(ended.rows[:, : config.num_return_sequences or 1].flatten(0, 1), made)
-    return ended
-
-
-def _first(empty: Hypotheses) -> Candidates:
-    """K equal beams, of which only the first counts: else the first step would find each token K times."""
-    scores = torch.full_like(empty.scores, NONE)
-    scores[:, 0] = 0
-    return Candidates(empty.tokens, scores, torch.zeros_like(empty.lengths), empty.there, empty.rows)
-
-
-def _scored(logits: Tensor, filters: LogitsFilters, prompt: Tensor, live: Candidates, made: int) -> Tensor:
-    """Summed log probabilities (B, K·V) of every continuation."""
-    seen = prompt
-    if filters.reads_tokens:
-        seen = torch.cat([prompt, live.tokens[:, :, :made].flatten(0, 1)], 1)  # (B·K, N + made)
-    steps = filters(logits.float().log_softmax(-1), seen, made)  # (B·K, V)
-    return (steps.view(*live.scores.shape, -1) + live.scores[:, :, None]).flatten(1)
-
-
-def _candidates(scores: Tensor, live: Candidates, eos: Tensor, made: int) -> Candidates:
-    """The best of (B, K·V): so many that K go on even if every end token of every beam is among them."""
-    _, width, room = live.tokens.shape
-    best, places = scores.topk(max(2, 1 + len(eos)) * width)  # (B, C)
-    vocab = scores.shape[1] // width
-    parents, chosen = places // vocab, places % vocab
-    tokens = _taken(live.tokens, parents)  # (B, C, T)
-    tokens[:, :, made - 1] = chosen
-    rows = _taken(live.rows, parents)
-    each = torch.arange(len(rows), device=rows.device)[:, None]
-    rows[:, :, made - 1] = each if made == 1 else each * width + parents  # the prompt is read once for all beams
-    ends = torch.isin(chosen, eos)
-    return Candidates(tokens, best, parents, ends if made < room else torch.ones_like(ends), rows)
+    # 3. The best of each row.
+    returned = config.num_return_sequences or 1
+    tell_beams(ended.rows[:, :returned].flatten(0, 1), made)
+    tokens, counts, scores = (x[:, :returned].flatten(0, 1) for x in (ended.tokens, ended.lengths, ended.scores))
+    if bool(scores.isnan().any()):
+        raise ValueError("the scores of the beams are NaN: look at the model's logits, its weights and dtype")
+    return tokens[:, : int(counts.max())].clone(), counts, scores
 
 
 def _taken(tokens: Tensor, places: Tensor) -> Tensor:

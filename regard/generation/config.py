@@ -13,26 +13,12 @@ import torch
 from regard import checks
 
 NEUTRAL: Mapping[str, object] = {
-    "begin_suppress_tokens": None,
-    "diversity_penalty": 0.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None,
-    "guidance_scale": 1.0,
-    "max_time": None,
-    "num_beam_groups": 1,
-    "num_return_sequences": 1,
-    "penalty_alpha": None,
-    "remove_invalid_values": False,
-    "renormalize_logits": False,
-    "sequence_bias": None,
-    "token_healing": False,
-    "top_h": None,
-    "typical_p": 1.0,
-    "watermarking_config": None,
-}
+    "begin_suppress_tokens": None, "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None, "guidance_scale": 1.0, "max_time": None, "num_beam_groups": 1,
+    "num_return_sequences": 1, "penalty_alpha": None, "remove_invalid_values": False, "renormalize_logits": False,
+    "sequence_bias": None, "token_healing": False, "top_h": None, "typical_p": 1.0, "watermarking_config": None,
+}  # fmt: skip
 """Keys that change the text and are not supported, with the value at which they change nothing."""
 HARMLESS = frozenset([
     "_commit_hash", "_from_model_config", "_original_object_hash", "assistant_confidence_threshold",
@@ -134,9 +120,8 @@ class GenerationConfig:
             object.__setattr__(self, name, value)
         for name in ("max_new_tokens", "max_length", "num_beams", "num_return_sequences"):
             check_whole(name, getattr(self, name), 1)
-        for name in ("min_new_tokens", "min_length", "no_repeat_ngram_size", "seed"):
-            check_whole(name, getattr(self, name), 0)
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        tokens = ("forced_bos_token_id", "forced_eos_token_id")
+        for name in ("min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", *tokens):
             check_whole(name, getattr(self, name), 0)
         for token in self.suppress_tokens or ():
             check_whole("a token in suppress_tokens", token, 0)
@@ -156,10 +141,8 @@ class GenerationConfig:
             raise ValueError(f"early_stopping is True, False or 'never', got {self.early_stopping!r}")
         if self.do_sample is not None and not isinstance(self.do_sample, bool):
             raise TypeError(f"do_sample must be true or false, got {self.do_sample!r:.60}")
-        if self.do_sample is not False:  # a file that does not sample may hold any value for these
-            self._check_sampling()
-
-    def _check_sampling(self) -> None:
+        if self.do_sample is False:  # a file that does not sample may hold any value for these
+            return
         for name in ("temperature", "top_p", "min_p"):
             _check_number(name, getattr(self, name))
         check_whole("top_k", self.top_k, 0)
@@ -172,18 +155,7 @@ class GenerationConfig:
 
     @classmethod
     def from_options(cls, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
-        """A config with some fields changed.
-
-        >>> GenerationConfig.from_options(None, {"num_beams": 3}).num_beams
-        3
-
-        Args:
-            config: the config to start from, or None.
-            options: fields of GenerationConfig.
-
-        Raises:
-            TypeError: an option that is no field of GenerationConfig.
-        """
+        """A config with some fields changed. Raises TypeError for an option that is no field."""
         unknown = options.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise TypeError(f"no such option of generation: {', '.join(sorted(unknown))}")
@@ -206,22 +178,31 @@ class GenerationConfig:
         Raises:
             ValueError: a value that cannot be used, or a key that changes the text and is not supported.
         """
-        ignored = _keys(ignore)
+        # 1. The values that count, and the file of each.
+        ignored, file = _keys(ignore), "generation_config.json"
         if generation is None:
-            file, tokens = "config.json", {}
-            values = {key: value for key, value in config.items() if key in READ or key in NEUTRAL}
-        else:
-            file, tokens, values = "generation_config.json", {key: config.get(key) for key in TOKENS}, dict(generation)
-        values = {key: value for key, value in values.items() if value is not None and key not in ignored}
-        tokens = {
+            file = "config.json"
+            generation = {key: value for key, value in config.items() if key in READ or key in NEUTRAL}
+        values = {key: value for key, value in generation.items() if value is not None and key not in ignored}
+        sources = dict.fromkeys(values, file)
+        for key in TOKENS:
+            if key not in values and key not in ignored and config.get(key) is not None:
+                values[key], sources[key] = config[key], "config.json"
+        # 2. Keys that change the text and are not supported.
+        unknown = {
             key: value
-            for key, value in tokens.items()
-            if value is not None and key not in values and key not in ignored
+            for key, value in values.items()
+            if key not in READ and key not in HARMLESS and value not in ([], {}, NEUTRAL.get(key))
         }
-        _check_supported(values, file)
-        sources = dict.fromkeys(tokens, "config.json") | dict.fromkeys(values, file)
+        if unknown:
+            listed = ", ".join(f"{key} = {value!r:.60}" for key, value in unknown.items())
+            raise ValueError(
+                f"{file} sets {listed}, which changes the text and is not supported. "
+                f"To go on without: ignore={json.dumps(list(unknown))}"
+            )
+        # 3. Fields of the same meaning.
         try:
-            return cls(**_fields_of(tokens | values), sources=sources)
+            return cls(**_fields_of(values), sources=sources)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file}: {error}") from None
 
@@ -235,20 +216,14 @@ class GenerationConfig:
         return bool(self.do_sample or self.top_k or self.top_p not in (None, 1) or self.min_p)
 
     def seeded(self) -> GenerationConfig:
-        """The same with a seed, drawn now if there is none and tokens are drawn: several runs then share it.
-
-        >>> GenerationConfig(temperature=1.0, seed=11).seeded().seed, GenerationConfig().seeded().seed
-        (11, None)
-        """
+        """The same with a seed, drawn now if there is none and tokens are drawn: several runs then share it."""
         return replace(self, seed=random_seed()) if self.samples and self.seed is None else self
 
     def over(self, checkpoint: GenerationConfig) -> GenerationConfig:
         """Fill the fields that are None with the checkpoint's values; its stop strings are added.
 
-        The result samples if this config says so, or if it leaves the choice to a checkpoint that does.
-
-        Raises:
-            ValueError: beams together with sampling or stop strings.
+        The result samples if this config says so, or if it leaves the choice to a checkpoint that does. Raises
+        ValueError for beams together with sampling or stop strings.
         """
         own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         values = {**{each.name: getattr(checkpoint, each.name) for each in fields(self)}, **own}
@@ -295,14 +270,9 @@ class GenerationConfig:
     def token_limit(self, prompt: int, max_positions: int | None) -> int:
         """How many new tokens at most. Default limits are clipped to the remaining positions.
 
-        The last new token takes no position, since the model does not read it.
-
-        Args:
-            prompt: number of tokens of the prompt.
-            max_positions: of the decoder, or None without a limit.
-
-        Raises:
-            ValueError: more tokens than there are positions, or a prompt as long as max_length.
+        prompt: its number of tokens.  max_positions: of the decoder, or None. The last new token takes no position,
+        since the model does not read it. Raises ValueError for more tokens than there are positions, or a prompt as
+        long as max_length.
         """
         room = None if max_positions is None else max_positions - prompt + 1
         if self.max_new_tokens is not None and "max_new_tokens" not in self.sources:
@@ -324,11 +294,7 @@ class GenerationConfig:
         return limit if room is None else min(limit, room)
 
     def check_tokens(self, vocabulary: int) -> None:
-        """Raise ValueError for end, suppressed or forced tokens that the model does not have.
-
-        Args:
-            vocabulary: number of tokens of the model.
-        """
+        """Raise ValueError for end, suppressed or forced tokens that a model of so many tokens does not have."""
         named = {
             "eos_token_id": self.eos_token_ids or (),
             "forced_bos_token_id": (self.forced_bos_token_id,),
@@ -362,50 +328,26 @@ def _keys(ignore: object) -> tuple[str, ...]:
     return tuple(cast(Iterable[str], ignore))
 
 
-def _check_supported(values: Mapping[str, Any], file: str) -> None:
-    unknown = {
-        key: value
-        for key, value in values.items()
-        if key not in READ and key not in HARMLESS and value not in ([], {}, NEUTRAL.get(key))
-    }
-    if unknown:
-        listed = ", ".join(f"{key} = {value!r:.60}" for key, value in unknown.items())
-        raise ValueError(
-            f"{file} sets {listed}, which changes the text and is not supported. "
-            f"To go on without: ignore={json.dumps(list(unknown))}"
-        )
-
-
 def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of GenerationConfig for the keys of a file."""
-    found = {key: value for key, value in values.items() if key in READ}
-    eos = read_eos(found.pop("eos_token_id", None))
-    words, tokens = found.pop("bad_words_ids", []), found.pop("suppress_tokens", [])
-    found["do_sample"] = found.get("do_sample", False)
-    if found["do_sample"] is True:
-        found.setdefault("top_k", TOP_K)
-    if "min_new_tokens" in found:
-        found.pop("min_length", None)
-    if isinstance(beams := found.get("num_beams"), int) and beams > MAX_FILE_BEAMS:
+    options = {key: value for key, value in values.items() if key in READ}
+    options["do_sample"] = options.get("do_sample", False)
+    if options["do_sample"] is True:
+        options.setdefault("top_k", TOP_K)
+    if "min_new_tokens" in options:
+        options.pop("min_length", None)
+    if isinstance(beams := options.get("num_beams"), int) and beams > MAX_FILE_BEAMS:
         raise ValueError(f"num_beams is {beams}, and a file may ask for at most {MAX_FILE_BEAMS}")
     for key in ("forced_bos_token_id", "forced_eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"):
-        if key in found:
-            found[key] = _single_token(key, found[key])
-    suppressed = _suppressed(words, tokens, eos)
-    return found | {"eos_token_ids": eos or None, "suppress_tokens": suppressed or None}
-
-
-def _single_token(key: str, value: object) -> int:
-    """One token; some files write it as a list of one."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_TOKEN:
-        raise ValueError(f"{key} must be one token, got {value!r:.60}")
-    return value
-
-
-def _suppressed(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
-    """Tokens of bad_words_ids and suppress_tokens. End tokens are not suppressed, as in `transformers`."""
+        if key in options:
+            value = options[key]
+            token = value[0] if isinstance(value, list) and len(value) == 1 else value  # as some files write it
+            if not isinstance(token, int) or isinstance(token, bool) or abs(token) > MAX_TOKEN:
+                raise ValueError(f"{key} must be one token, got {token!r:.60}")
+            options[key] = token
+    # bad_words_ids and suppress_tokens are one field; end tokens are not suppressed, as in `transformers`.
+    eos = read_eos(options.pop("eos_token_id", None))
+    words, tokens = options.pop("bad_words_ids", []), options.pop("suppress_tokens", [])
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words) or not isinstance(tokens, list):
         raise ValueError("bad_words_ids must be a list of lists of tokens, and suppress_tokens a list of tokens")
     long = [word for word in words if len(word) != 1]
@@ -417,15 +359,12 @@ def _suppressed(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...
     for token in single:
         if not isinstance(token, int) or isinstance(token, bool):
             raise ValueError(f"bad_words_ids and suppress_tokens hold tokens, got {token!r:.60} among them")
-    return tuple(dict.fromkeys(token for token in single if token not in eos))
+    suppressed = tuple(dict.fromkeys(token for token in single if token not in eos))
+    return options | {"eos_token_ids": eos or None, "suppress_tokens": suppressed or None}
 
 
 def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    """End tokens, each once, in order: none, one or several.
-
-    >>> read_eos(2), read_eos([5, 2, 5]), read_eos(None)
-    ((2,), (5, 2), ())
-    """
+    """End tokens, each once, in order: none, one or several."""
     if not isinstance(eos, int | Sequence | None):
         raise TypeError(f"an eos token must be a whole number, several are a list of them; got {eos!r:.60}")
     tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
@@ -437,11 +376,7 @@ def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def read_stop(stop_strings: str | Sequence[str]) -> tuple[str, ...]:
-    r"""Stop strings: none, one or several.
-
-    >>> read_stop("\n\n"), read_stop(["User:", "###"]), read_stop(())
-    (('\n\n',), ('User:', '###'), ())
-    """
+    """Stop strings: none, one or several."""
     if not isinstance(stop_strings, (str, Sequence)):
         raise TypeError(
             f"stop_strings must be a str or a list of them, got {type(stop_strings).__name__}: {stop_strings!r:.80}"
@@ -461,12 +396,7 @@ def random_seed() -> int:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raise unless value is None or a whole number of at least `least`.
-
-    >>> check_whole("top_k", -1, 0)
-    Traceback (most recent call last):
-    ValueError: top_k must be at least 0, got -1
-    """
+    """Raise unless value is None or a whole number of at least `least`."""
     if value is not None:
         checks.check_int(name, value, least)
 

@@ -55,12 +55,7 @@ class StepBuffers:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Steps of one form run through the same compiled kernels: what these are made for, beside the model.
-
-        >>> room = torch.zeros(1, 2, 288, 4)
-        >>> StepBuffers(room[0, 0, :1, 0], room[0, 0, 0, :1], room[0, 0, 0, :1], (room,), (room,)).form
-        (1, torch.float32, device(type='cpu'), (False, True), (False, False))
-        """
+        """Steps of one form run through the same compiled kernels: what these are made for, beside the model."""
         k = self.keys[0]
         room, pieces = k.shape[2], _pieces(k.shape[2])
         return len(k), k.dtype, k.device, *((n == 1, n % 16 == 0) for n in (room, pieces))

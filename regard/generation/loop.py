@@ -1,14 +1,14 @@
 """The generation loop over token ids: `generate` returns all new tokens, `stream` yields text as it becomes certain.
 
 Rows that have ended go on being computed and are cut at their end afterwards: a batch keeps its shape, which a captured
-CUDA step needs, and no step waits for the device. Nothing global is set, so an interrupt leaves nothing behind.
+CUDA step needs, and no step waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from regard import checks
 from regard.generation.beam_search import beam_search
 from regard.generation.config import GenerationConfig
 from regard.generation.sampling import LogitsFilters, Sampler
-from regard.generation.streaming import Decode, Reason, RowText
+from regard.generation.streaming import Decode, Reason, RowText, Stream
 from regard.nn.attention import ContextKeys
 from regard.nn.blocks import Tower
 from regard.nn.cache import Cache
@@ -28,30 +28,20 @@ if TYPE_CHECKING:
 STEPS_PER_LOOK = 16  # on a GPU, steps between two looks at whether all rows have ended: each look waits for the device
 
 
-class DecoderState(Protocol):
-    """What a decoder keeps of its rows between steps."""
+class Decoder(Protocol):
+    """A model that continues sequences; an encoder-decoder is one once its encoder has run.
 
-    def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row rows[i] was; rows may repeat, be left out, and change in number."""
+    Its state has `keep(rows)`: row i becomes what row rows[i] was; rows may repeat, be left out, and change in number.
+    """
 
-    def __len__(self) -> int:
-        """Positions so far."""
-
-
-S = TypeVar("S", bound=DecoderState)
-
-
-class Decoder(Protocol[S]):
-    """A model that continues sequences; an encoder–decoder is one once its encoder has run."""
-
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, S]:
+    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, Any]:
         """Read a prompt: logits (B, V) after its last position, and the state that `step` continues.
 
         ids: (B, N) tokens.  mask: (B, N), True = token, padding on the left; None: all are tokens.
         length: positions to make room for, the prompt's and those of the new tokens that a `step` will read.
         """
 
-    def step(self, state: S, tokens: Tensor) -> Tensor:
+    def step(self, state: Any, tokens: Tensor) -> Tensor:
         """One more token (B,) for each row: logits (B, V) of the position after it; the state advances in place."""
 
 
@@ -76,7 +66,7 @@ class GeneratedTokens:
 
 
 def generate(
-    decoder: Decoder[S],
+    decoder: Decoder,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     config: GenerationConfig | None = None,
@@ -114,29 +104,41 @@ def generate(
             with sampling or stop strings.
     """
     loop = TokenLoop(decoder, input_ids, attention_mask, GenerationConfig.from_options(config, options), row_numbers)
-    if loop.config.stop_strings and decode is None:
-        raise ValueError("stop strings are found in text: pass decode=, which turns token ids into text")
-    with torch.no_grad():
-        if (loop.config.num_beams or 1) > 1:
-            return loop.search(decode, on_token)
-        if not loop.config.stop_strings:
-            return loop.run(decode, on_token)
-        assert decode is not None
-        texts = Stream(loop, decode, on_token)
-        for _ in texts:
+    config = loop.config
+    if config.stop_strings:
+        if decode is None:
+            raise ValueError("stop strings are found in text: pass decode=, which turns token ids into text")
+        pieces = Stream(loop, decode, on_token)
+        for _ in pieces:
             pass
-        return texts.result
+        return pieces.result
+    with torch.no_grad():
+        if (config.num_beams or 1) > 1:
+            ids, counts, scores = beam_search(
+                decoder, input_ids, attention_mask, config, lengths=loop.prompt_lengths, on_token=on_token
+            )
+            last = ids.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]  # (R,)
+            lengths, ended = counts.tolist(), loop.is_eos(last).tolist()
+        else:
+            lengths, ended = loop.run(on_token)
+            ids, scores = loop.cut(lengths), None
+    reasons: list[Reason] = ["eos" if yes else "length" for yes in ended]
+    texts = None
+    if decode is not None:
+        cut = [row[: n - yes] for row, n, yes in zip(ids.tolist(), lengths, ended, strict=True)]  # without end tokens
+        texts = tuple(decode(row) if row else "" for row in cut)
+    return GeneratedTokens(ids, tuple(lengths), tuple(reasons), scores, texts)
 
 
 def stream(
-    decoder: Decoder[S],
+    decoder: Decoder,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     config: GenerationConfig | None = None,
     *,
     decode: Decode,
     **options: Any,
-) -> Stream[S]:
+) -> Stream:
     """Continue each row of input_ids (B, N), piece by piece.
 
     >>> class Counting:
@@ -158,24 +160,22 @@ def stream(
     return Stream(TokenLoop(decoder, input_ids, attention_mask, config), decode)
 
 
-class TokenLoop(Generic[S]):
-    """One batch of prompts and the tokens chosen so far. Arguments as in `generate`, which describes them."""
+class TokenLoop:
+    """One batch of prompts and the tokens chosen so far. Arguments as in `generate`."""
 
     def __init__(
         self,
-        decoder: Decoder[S],
+        decoder: Decoder,
         input_ids: Tensor,
         attention_mask: Tensor | None,
         config: GenerationConfig,
         row_numbers: Sequence[int] | None = None,
     ) -> None:
-        self.lengths = _prompt_lengths(input_ids, attention_mask)
+        self.prompt_lengths = _prompt_lengths(input_ids, attention_mask)
         config.check_beams()
         self.max_new_tokens = config.max_new_tokens or config.token_limit(input_ids.shape[1], None)
-        self.pad = 0 if config.pad_token_id is None else config.pad_token_id
-        checks.check_int("pad_token_id", self.pad, 0)
+        self.pad = 0 if config.pad_token_id is None else checks.check_int("pad_token_id", config.pad_token_id, 0)
         self.config = replace(config, max_new_tokens=self.max_new_tokens, pad_token_id=self.pad)
-        self.eos = config.eos_token_ids or ()
         self.decoder, self.input_ids, self.attention_mask = decoder, input_ids, attention_mask
         self.row_numbers = row_numbers
         self.sampler: Sampler | None = None
@@ -188,7 +188,7 @@ class TokenLoop(Generic[S]):
         length = start + self.max_new_tokens - 1
         logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
         vocabulary, device = logits.shape[1], logits.device
-        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=self.lengths, device=device)
+        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=self.prompt_lengths, device=device)
         self.sampler = Sampler(filters, self.row_numbers)
         # A row for each step: tokens are written where the model reads them, without a copy.
         history = torch.empty(start + self.max_new_tokens, batch, dtype=torch.long, device=device)
@@ -205,123 +205,37 @@ class TokenLoop(Generic[S]):
             self.sampler(logits, seen, step, row)
             yield row
 
-    def run(self, decode: Decode | None, on_token: Callable[[int], None] | None) -> GeneratedTokens:
-        """Step until all rows have ended, looking seldom where a look waits for the device."""
+    def run(self, on_token: Callable[[int], None] | None) -> tuple[list[int], list[bool]]:
+        """Step until all rows have ended: the length of each, and whether an end token ended it."""
         steps, ended = 0, torch.tensor(False)
         for steps, row in enumerate(self.steps(), 1):
             if on_token is not None:
                 on_token(steps)
             every = 1 if row.is_cpu else STEPS_PER_LOOK
-            if self.eos and steps % every == 0:
-                ended = self._is_eos(self.tokens[steps - every : steps]).any(0) | ended  # (B,)
+            if self.config.eos_token_ids and steps % every == 0:
+                ended = self.is_eos(self.tokens[steps - every : steps]).any(0) | ended  # (B,)
                 if bool(ended.all()):
                     break
-        ends = self._is_eos(self.tokens[:steps]).int()  # (steps, B)
-        lengths = torch.where(ends.any(0), ends.argmax(0) + 1, steps).tolist()
-        reasons: list[Reason] = ["eos" if yes else "length" for yes in ends.any(0).tolist()]
-        return self.result(lengths, reasons, decode=decode)
+        ends = self.is_eos(self.tokens[:steps]).int()  # (steps, B)
+        return torch.where(ends.any(0), ends.argmax(0) + 1, steps).tolist(), ends.any(0).tolist()
 
-    def result(
-        self,
-        lengths: Sequence[int],
-        reasons: Sequence[Reason],
-        *,
-        decode: Decode | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> GeneratedTokens:
-        """Cut each row at its length; texts as given, or decoded, or None."""
+    def cut(self, lengths: Sequence[int]) -> Tensor:
+        """The new tokens (B, n), padded after each row's length. Raises ValueError if one was chosen from NaN."""
         assert self.sampler is not None, "a result comes after tokens"
         self.sampler.check(lengths)
         ids = self.tokens[: max(lengths)].T.clone(memory_format=torch.contiguous_format)  # (B, n)
         place = torch.arange(ids.shape[1], device=ids.device)
-        ids.masked_fill_(place >= torch.tensor(lengths, device=ids.device)[:, None], self.pad)
-        if decode is not None:
-            texts = _decoded(decode, ids, lengths, reasons)
-        return GeneratedTokens(ids, tuple(lengths), tuple(reasons), texts=None if texts is None else tuple(texts))
+        return ids.masked_fill_(place >= torch.tensor(lengths, device=ids.device)[:, None], self.pad)
 
-    def search(self, decode: Decode | None, on_token: Callable[[int], None] | None) -> GeneratedTokens:
-        """The best hypotheses of a beam search."""
-        found = beam_search(
-            self.decoder, self.input_ids, self.attention_mask, self.config, lengths=self.lengths, on_token=on_token
-        )
-        returned = self.config.num_return_sequences or 1
-        tokens, lengths, scores = (x[:, :returned].flatten(0, 1) for x in (found.tokens, found.lengths, found.scores))
-        if bool(scores.isnan().any()):
-            raise ValueError("the scores of the beams are NaN: look at the model's logits, its weights and dtype")
-        last = tokens.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]  # (R,)
-        reasons: list[Reason] = ["eos" if yes else "length" for yes in self._is_eos(last).tolist()]
-        ids, counts = tokens[:, : int(lengths.max())], lengths.tolist()
-        texts = None if decode is None else _decoded(decode, ids, counts, reasons)
-        return GeneratedTokens(ids.clone(), tuple(counts), tuple(reasons), scores, texts)
+    def result(self, rows: Sequence[RowText]) -> GeneratedTokens:
+        """What a stream has generated, once all its rows have ended."""
+        lengths, reasons = [row.length for row in rows], [row.reason for row in rows if row.reason is not None]
+        texts = tuple(row.text for row in rows)
+        return GeneratedTokens(self.cut(lengths), tuple(lengths), tuple(reasons), texts=texts)
 
-    def _is_eos(self, tokens: Tensor) -> Tensor:
-        return torch.isin(tokens, torch.tensor(self.eos, dtype=torch.long, device=tokens.device))
-
-
-class Stream(Generic[S]):
-    """Text as it becomes certain: each item has one piece for each row ("" where there is nothing new).
-
-    Pieces are whole characters and never part of a stop string. Nothing runs until it is iterated, and leaving the loop
-    early leaves nothing behind. `stream` makes one.
-    """
-
-    def __init__(self, loop: TokenLoop[S], decode: Decode, on_token: Callable[[int], None] | None = None) -> None:
-        self._loop, self._on_token = loop, on_token
-        self._rows = [RowText(decode, loop.eos, loop.config.stop_strings) for _ in loop.lengths]
-        self._steps = self._run()
-        self._result: GeneratedTokens | None = None
-
-    def _run(self) -> Iterator[tuple[str, ...]]:
-        """The new text of each row after each step, and at last what was held back. Every step waits for its tokens."""
-        for steps, tokens in enumerate(self._loop.steps(), 1):
-            pieces = tuple(row.push(token) for row, token in zip(self._rows, tokens.tolist(), strict=True))
-            if self._on_token is not None:
-                self._on_token(steps)
-            yield pieces
-            if all(row.reason is not None for row in self._rows):
-                return
-        yield tuple(row.close("length") for row in self._rows)
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        return self
-
-    def __next__(self) -> tuple[str, ...]:
-        with torch.no_grad():  # here and not around a yield, where it would reach the reader's own code
-            for pieces in self._steps:
-                if any(pieces):
-                    return pieces
-            if self._result is None:
-                reasons: list[Reason] = [row.reason for row in self._rows if row.reason is not None]
-                lengths, texts = [row.length for row in self._rows], [row.text for row in self._rows]
-                self._result = self._loop.result(lengths, reasons, texts=texts)
-        raise StopIteration
-
-    def text(self) -> Iterator[str]:
-        """The pieces of the only row.
-
-        Raises:
-            ValueError: there are more rows.
-        """
-        if len(self._rows) != 1:
-            raise ValueError(f"text() is for one row, this stream has {len(self._rows)}: iterate over it instead")
-        return (pieces[0] for pieces in self)
-
-    @property
-    def result(self) -> GeneratedTokens:
-        """All that was generated.
-
-        Raises:
-            RuntimeError: the stream has not been read to its end.
-        """
-        if self._result is None:
-            raise RuntimeError("the stream has not been read to its end: iterate over it first")
-        return self._result
-
-
-def _decoded(decode: Decode, ids: Tensor, lengths: Sequence[int], reasons: Sequence[Reason]) -> tuple[str, ...]:
-    """Each row's text up to its end, without an end token."""
-    cut = [row[: n - (why == "eos")] for row, n, why in zip(ids.tolist(), lengths, reasons, strict=True)]
-    return tuple(decode(row) if row else "" for row in cut)
+    def is_eos(self, tokens: Tensor) -> Tensor:
+        """Where tokens are end tokens."""
+        return torch.isin(tokens, torch.tensor(self.config.eos_token_ids or (), dtype=torch.long, device=tokens.device))
 
 
 def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[int]:
@@ -347,19 +261,6 @@ def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[in
 
 
 # ------------------------------------------------------------------------------------------------------ decoder state
-
-
-def linear_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype that a linear layer with weights of this dtype returns: autocast's, if it is on, except for fp64.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [linear_dtype(dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)]
-    [torch.bfloat16, torch.float64]
-    """
-    kind = device.type
-    if dtype == torch.float64 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return dtype
-    return torch.get_autocast_dtype(kind)
 
 
 @dataclass(eq=False)
@@ -390,20 +291,14 @@ class ModelState:
     def room(
         cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> ModelState:
-        """Allocate `length` positions of `batch` texts.
+        """Allocate `length` positions of `batch` texts for the layers of a tower with weights of this dtype.
 
-        Args:
-            tower: whose layers make the caches.
-            batch: number of texts.
-            length: number of positions.
-            mask: (B, N) of the prompt, or None.
-            dtype: of the weights; under autocast keys and values have autocast's.
-            device: of the weights.
-
-        Raises:
-            ValueError: there is not enough memory, or an attention cannot run step by step.
+        Raises ValueError if there is not enough memory, or an attention cannot run step by step.
         """
-        dtype = linear_dtype(dtype, device)
+        kind = device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if autocast and dtype != torch.float64:  # which autocast leaves alone
+            dtype = torch.get_autocast_dtype(kind)
 
         def caches(device: torch.device | str) -> list[Cache]:
             return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
@@ -431,17 +326,15 @@ class ModelState:
         """(B, 1) positions of the next tokens if the mask was dropped; else None."""
         return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
 
+    @property
+    def padded_left(self) -> bool:
+        """True if all padding is on the left."""
+        return self.mask is None or bool((self.mask.int().diff(dim=1) >= 0).all())
+
     def forget_mask(self) -> None:
         """After the prompt: if no cache holds padding, keep its amount instead of a mask that grows."""
         if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
             self.padding, self.mask = (~self.mask).sum(1), None
-
-    @property
-    def padded_left(self) -> bool:
-        """True if all padding is on the left."""
-        if self.mask is None:
-            return True
-        return bool((self.mask.int().diff(dim=1) >= 0).all())
 
     def see(self, batch: int) -> None:
         """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
@@ -458,16 +351,13 @@ class ModelState:
             cache.keep(rows)
         self.mask = None if self.mask is None else self.mask[rows]
         self.padding = None if self.padding is None else self.padding[rows]
-        if self.memory is None or not self._swaps(rows, len(self.memory[0].k)):
+        if self.memory is None:
             return
-        self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
-        self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
-
-    def _swaps(self, rows: Tensor, batch: int) -> bool:
-        """True if any row attends to another encoder output than before; beams of one text do not.
-
-        An encoder output of 577 patches is most of what a step would copy. A GPU copies it sooner than it answers.
-        """
+        # Beams of one text attend to the same encoder output, and one of 577 patches is most of what a step would copy:
+        # compare first, but not on a GPU, which copies sooner than it answers.
+        batch = len(self.memory[0].k)
         before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
         self.readers = before[rows]
-        return not rows.is_cpu or not torch.equal(self.readers, before)
+        if not rows.is_cpu or not torch.equal(self.readers, before):
+            self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
+            self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]

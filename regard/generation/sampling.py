@@ -13,21 +13,13 @@ from regard.generation.config import GenerationConfig, random_seed
 
 
 def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divide the logits of tokens in `seen` by the penalty, or multiply the negative ones (CTRL, section 4.1).
-
-    >>> penalise_repeats(torch.tensor([[4.0, -4.0, 4.0]]), torch.tensor([[0, 1, 1]]), 2.0).tolist()
-    [[2.0, -8.0, 4.0]]
-    """
+    """Divide the logits of tokens in `seen` by the penalty, or multiply the negative ones (CTRL, section 4.1)."""
     less = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(_marked(seen, logits), less, logits)
 
 
 def prevent_ngrams(logits: Tensor, seen: Tensor, n: int) -> Tensor:
-    """Rule out each token that would complete n tokens which the row already holds in that order.
-
-    >>> prevent_ngrams(torch.zeros(1, 3), torch.tensor([[0, 1, 2, 0]]), 2).tolist()
-    [[0.0, -inf, 0.0]]
-    """
+    """Rule out each token that would complete n tokens which the row already holds in that order."""
     if seen.shape[1] < n:
         return logits
     windows = seen.unfold(1, n, 1)  # (B, n_windows, n)
@@ -38,50 +30,30 @@ def prevent_ngrams(logits: Tensor, seen: Tensor, n: int) -> Tensor:
 
 
 def ban(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Rule out tokens (n,) in every row.
-
-    >>> ban(torch.zeros(1, 3), torch.tensor([0, 2])).tolist()
-    [[-inf, 0.0, -inf]]
-    """
+    """Rule out tokens (n,) in every row."""
     return logits.index_fill(1, tokens, -inf)
 
 
 def withhold(logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """Rule out tokens (n,) in those rows where rows (B,) is True: the ends of what is still too short.
-
-    >>> withhold(torch.zeros(2, 3), torch.tensor([2]), torch.tensor([True, False])).tolist()
-    [[0.0, 0.0, -inf], [0.0, 0.0, 0.0]]
-    """
+    """Rule out tokens (n,) in those rows where rows (B,) is True: the ends of what is still too short."""
     return torch.where(rows[:, None], ban(logits, tokens), logits)
 
 
 def force(logits: Tensor, token: int, rows: Tensor) -> Tensor:
-    """Leave nothing but one token, at logit 0, in those rows where rows (B,) is True.
-
-    >>> force(torch.ones(2, 3), 1, torch.tensor([True, False])).tolist()
-    [[-inf, 0.0, -inf], [1.0, 1.0, 1.0]]
-    """
+    """Leave nothing but one token, at logit 0, in those rows where rows (B,) is True."""
     only = torch.full_like(logits, -inf)
     only[:, token] = 0
     return torch.where(rows[:, None], only, logits)
 
 
 def keep_top(logits: Tensor, k: int) -> Tensor:
-    """Rule out what is below the k-th largest; ties with it stay (Fan et al. 2018).
-
-    >>> keep_top(torch.tensor([[3.0, 1.0, 2.0]]), 2).tolist()
-    [[3.0, -inf, 2.0]]
-    """
+    """Rule out what is below the k-th largest; ties with it stay (Fan et al. 2018)."""
     least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]  # (B, 1)
     return logits.masked_fill(logits < least, -inf)
 
 
 def keep_nucleus(logits: Tensor, p: float) -> Tensor:
-    """Rule out the least likely tokens whose probabilities together are at most 1 − p (Holtzman et al. 2020).
-
-    >>> (keep_nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), 0.6) > -inf).tolist()
-    [[True, True, False]]
-    """
+    """Rule out the least likely tokens whose probabilities together are at most 1 − p (Holtzman et al. 2020)."""
     rising, order = logits.sort(-1)
     out = rising.softmax(-1).cumsum(-1) <= 1 - p  # (B, V), least likely first
     out[:, -1] = False  # the most likely stays, however small p is
@@ -89,11 +61,7 @@ def keep_nucleus(logits: Tensor, p: float) -> Tensor:
 
 
 def keep_likely(logits: Tensor, p: float) -> Tensor:
-    """Rule out what is less than p times as likely as the most likely token (min-p, Nguyen et al. 2024).
-
-    >>> keep_likely(torch.tensor([[0.5, 0.25, 0.2]]).log(), 0.5).exp().tolist()
-    [[0.5, 0.25, 0.0]]
-    """
+    """Rule out what is less than p times as likely as the most likely token (min-p, Nguyen et al. 2024)."""
     probs = logits.softmax(-1)
     return logits.masked_fill(probs < p * probs.amax(-1, keepdim=True), -inf)
 
@@ -111,19 +79,7 @@ BLOCK = 256  # steps whose random numbers are drawn at once
 class LogitsFilters:
     """What a `GenerationConfig` rules out, prepared for one run.
 
-    >>> config = GenerationConfig(min_new_tokens=2, max_new_tokens=7, eos_token_ids=(1,))
-    >>> filters = LogitsFilters(config, vocabulary=3, lengths=[4], device=torch.device("cpu"))
-    >>> filters(torch.zeros(1, 3), torch.zeros(1, 5, dtype=torch.long), step=1).tolist()
-    [[0.0, -inf, 0.0]]
-
-    Args:
-        config: with max_new_tokens set.
-        vocabulary: number of tokens, V.
-        lengths: number of tokens of each row's prompt, padding left out.
-        device: of the logits.
-
-    Raises:
-        ValueError: a token that the model does not have.
+    lengths: number of tokens of each row's prompt, padding left out. Raises ValueError for a token beyond V.
     """
 
     def __init__(
@@ -164,22 +120,7 @@ class LogitsFilters:
 
 
 class Sampler:
-    """Chooses the tokens of one run, step by step, on the device of the logits.
-
-    >>> config = GenerationConfig(max_new_tokens=7)
-    >>> filters = LogitsFilters(config, vocabulary=3, lengths=[1], device=torch.device("cpu"))
-    >>> token = torch.empty(1, dtype=torch.long)
-    >>> Sampler(filters)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([[0]]), 0, token)
-    >>> token
-    tensor([1])
-
-    Args:
-        filters: of the run.
-        row_numbers: the number of each row, by which its draws go, if the rows are some of many; None: 0, 1, …
-
-    Raises:
-        ValueError: another number of row_numbers than of rows.
-    """
+    """Chooses the tokens of one run, step by step, on the device of the logits. row_numbers: as of `generate`."""
 
     def __init__(self, filters: LogitsFilters, row_numbers: Sequence[int] | None = None) -> None:
         self.filters, self.row_numbers = filters, range(filters.batch) if row_numbers is None else row_numbers
@@ -224,11 +165,7 @@ class Sampler:
 
 
 def warp(logits: Tensor, config: GenerationConfig) -> Tensor:
-    """Apply temperature, top-k, top-p and min-p, in this order.
-
-    >>> warp(torch.tensor([[2.0, 4.0, 6.0]]), GenerationConfig(temperature=2.0, top_k=2)).tolist()
-    [[-inf, 2.0, 3.0]]
-    """
+    """Apply temperature, top-k, top-p and min-p, in this order."""
     if config.temperature is not None and config.temperature != 1:
         logits = logits / config.temperature
     if config.top_k:
@@ -241,11 +178,7 @@ def warp(logits: Tensor, config: GenerationConfig) -> Tensor:
 
 
 def draw(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The token (B,) at which the summed probabilities pass u (B,) in [0, 1), and their sum (B,), NaN if there is none.
-
-    >>> draw(torch.tensor([[0.5, 0.0, 0.5]]).log().repeat(2, 1), torch.tensor([0.1, 0.6]))[0]
-    tensor([0, 2])
-    """
+    """The token (B,) at which the summed probabilities pass u (B,) in [0, 1), and their sum (B,), which may be NaN."""
     # In fp64: a sum over the vocabulary in fp32 is off by more than a rare token's probability.
     sums = logits.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
     total = sums[:, -1].clone()
@@ -254,14 +187,7 @@ def draw(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class UniformDraws:
-    """Uniform numbers in [0, 1), one for each row and step, that depend on nothing but seed, row and step.
-
-    >>> five, two = (UniformDraws(11, rows)(3, torch.zeros(1)) for rows in (range(5), (4, 1)))
-    >>> bool((five[[4, 1]] == two).all())
-    True
-
-    seed: None draws one from torch's generator.  rows: the number of each row.
-    """
+    """Uniform numbers in [0, 1), one for each row and step, that depend on nothing but seed, row and step."""
 
     def __init__(self, seed: int | None, rows: Sequence[int]) -> None:
         self._seed, self._rows = random_seed() if seed is None else seed, rows

@@ -15,8 +15,16 @@ from regard.generation.loop import Decoder, generate, stream
 from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
 from regard.models.family import GENERATION_TASKS
-from regard.tasks.images import Several, expand_prompt, read_images, without_special
-from regard.tasks.inputs import iterate_in_eval_mode, max_text_positions, reads_image_prompts, require
+from regard.tasks.inputs import (
+    Several,
+    expand_prompt,
+    iterate_in_eval_mode,
+    max_text_positions,
+    read_images,
+    reads_image_prompts,
+    require,
+    without_special,
+)
 
 if TYPE_CHECKING:
     from regard.models.encoder_decoder import EncoderDecoder
@@ -57,45 +65,26 @@ class GenerationOutput:
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Prompts as a decoder begins with them.
+    """Prompts as a decoder begins with them."""
 
-    Attributes:
-        decoder: reads the tokens.
-        input_ids: (B, N), padded on the left.
-        attention_mask: (B, N), True = token, or None.
-        max_positions: of the decoder, None without a limit.
-        vocabulary: number of tokens to choose from.
-        context: ids after which the new ones read as text; None where a text begins.
-        eos: end tokens that the model itself sets.
-        pad: padding token that the model itself sets.
-    """
-
-    decoder: Decoder[Any]
-    input_ids: Tensor
-    attention_mask: Tensor | None
-    max_positions: int | None
+    decoder: Decoder
+    input_ids: Tensor  # (B, N), padded on the left
+    attention_mask: Tensor | None  # (B, N), True = token
+    max_positions: int | None  # of the decoder
     vocabulary: int
-    context: Tensor | None
-    eos: tuple[int, ...] = ()
+    context: Tensor | None  # ids after which the new ones read as text; None where a text begins
+    eos: tuple[int, ...] = ()  # end tokens and padding token that the model itself sets
     pad: int | None = None
 
 
 class StepCounter:
-    """Counts the steps of several runs one after another, and reports them to `on_token`.
-
-    >>> steps = StepCounter(print)
-    >>> steps(1), steps(2), steps.next_run(), steps(1)
-    1
-    2
-    3
-    (None, None, None, None)
-    """
+    """Counts the steps of several runs one after another, and reports them to `on_token`."""
 
     def __init__(self, on_token: Callable[[int], None] | None) -> None:
         self._on_token, self._before, self._now = on_token, 0, 0
 
     def __call__(self, count: int) -> None:
-        """Report that this run has made `count` steps."""
+        """Report that the run has made `count` steps."""
         self._now = self._before + count
         if self._on_token is not None:
             self._on_token(self._now)
@@ -150,11 +139,7 @@ def stream_text(
 
 
 def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
-    """The options of a call over those of the checkpoint; a text_config's own special tokens count, too.
-
-    Raises:
-        ValueError: settings of the checkpoint that cannot be used, or beam search with sampling or stop strings.
-    """
+    """The options of a call over those of the checkpoint; a text_config's own special tokens count, too."""
     generation = read_side(model.directory, "generation_config.json", dict)
     settings = {**model.config.sub_config("text_config").values, **model.config.values}
     merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
@@ -179,13 +164,8 @@ def continue_prompts(
     that could go on are then generated again, with others of the same room. Beam search and a forced last token look
     ahead to the end, so there prompts of the same room are grouped from the first.
 
-    Args:
-        model: for its tokenizer.
-        begin: the batch of some of the prompts, by their places.
-        prompts: as the outputs name them.
-        config: merged with the checkpoint's.
-        row_numbers: the number of each prompt in the caller's list, by which its draws go.
-        steps: reports progress.
+    begin: the batch of some of the prompts, by their places.  config: merged with the checkpoint's.
+    row_numbers: the number of each prompt in the caller's list, by which its draws go.
     """
     config = config.seeded()  # one seed for all runs
     outputs: dict[int, GenerationOutput] = {}
@@ -227,11 +207,7 @@ def continue_prompts(
 
 
 def token_limits(batch: PromptBatch, config: GenerationConfig) -> list[int]:
-    """How many new tokens each row may have; padding takes no room.
-
-    Raises:
-        ValueError: a row without room, with its number where others have more or less.
-    """
+    """How many new tokens each row may have; padding takes no room. Raises ValueError for a row without room."""
     ids, mask = batch.input_ids, batch.attention_mask
     lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
     if len(set(lengths)) == 1:
@@ -273,9 +249,6 @@ def _decoder_after(model: Model, context: Tensor | None) -> Decode:
     return decode
 
 
-# -------------------------------------------------------------------------------------------------------------- prompts
-
-
 def begin_prompts(
     model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
 ) -> PromptBatch:
@@ -297,10 +270,8 @@ def read_prompts(
 ) -> tuple[Tensor, Tensor]:
     """Prompts as ids and mask (B, N), padded on the left, on the CPU; an empty one is the start token.
 
-    Of the pixels, (P, 3, H, W) for each prompt or None, only the shape is read.
-
-    Raises:
-        ValueError: a prompt with more or fewer placeholders than images, without a token, or too long.
+    Of the pixels, (P, 3, H, W) for each prompt or None, only the shape is read. Raises ValueError for a prompt with
+    more or fewer placeholders than images, without a token, or too long.
     """
 
     def name(number: int) -> str:
@@ -316,7 +287,7 @@ def read_prompts(
         ids, mask = without_special(model, texts)
     else:
         batch = model.tokenizer.batch(texts, pad="left")
-        ids, mask = batch.ids, batch.mask
+        ids, mask = batch.input_ids, batch.attention_mask
     empty = ~mask.any(1)
     if bool(empty.any()):
         bos = config.bos_token_id if config.bos_token_id is not None else model.tokenizer.ids_of.bos
@@ -334,11 +305,7 @@ def read_prompts(
 
 
 def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tensor | None]:
-    """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: is the prompt in no list.
-
-    Raises:
-        ValueError: images for a model that takes none, or a list of another length than the prompts.
-    """
+    """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: the prompt is in no list."""
     if images is None:
         return [None] * prompts
     if not reads_image_prompts(model):

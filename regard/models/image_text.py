@@ -147,7 +147,7 @@ class Captioner(ImageTextModel):
     def prompt(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Texts as the tokenizer frames them, (B, N), as beginnings of captions: ids (B, N − 1) and mask, padded left.
 
-        >>> model.prompt(model.tokenizer.batch(["a photo"]).ids)     # doctest: +SKIP
+        >>> model.prompt(model.tokenizer.batch(["a photo"]).input_ids)  # doctest: +SKIP
         (tensor([[30522,  1037,  6302]]), None)
 
         The first token of each text becomes `start`, and its last is left out: [CLS] a photo [SEP] → [DEC] a photo.

@@ -18,13 +18,11 @@ from regard.models.losses import Targets, classification_loss, span_loss, token_
 from regard.models.outputs import ModelOutput
 from regard.nn.blocks import Tower
 from regard.nn.heads import LanguageHead
-from regard.tasks import captioning, embedding, matching
 from regard.tasks import text as text_tasks
-from regard.tasks.embedding import Pooling
-from regard.tasks.images import Several, has_vision
-from regard.tasks.inputs import Texts, call_arguments, in_eval_mode
-from regard.tasks.matching import Features, Matched
-from regard.tasks.text import Answer, Classified, Filled, Tagged
+from regard.tasks import vision
+from regard.tasks.inputs import Several, Texts, call_arguments, has_vision, in_eval_mode
+from regard.tasks.text import Answer, Classified, Filled, Pooling, Tagged
+from regard.tasks.vision import Features, Matched
 
 if TYPE_CHECKING:
     from regard.data.image_processing import ImageProcessor
@@ -241,7 +239,7 @@ class Model(nn.Module):
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
         most, vocabulary = self._limit(tower), tower.embed.tokens.num_embeddings
-        self.check_integers("input_ids", input_ids, "(B, N)", "; model.tokenizer.batch([…]).ids makes them")
+        self.check_integers("input_ids", input_ids, "(B, N)", "; model.tokenizer.batch([…]).input_ids makes them")
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (B, N) with at least one text and one token, got {tuple(input_ids.shape)}"
@@ -405,7 +403,7 @@ class Model(nn.Module):
         Raises:
             ValueError: a text that is too long or has no token, or a checkpoint that needs more than this.
         """
-        return embedding.embed(self, texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
+        return text_tasks.embed(self, texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
 
     @in_eval_mode
     def fill(self, text: str, top: int = 5) -> Filled:
@@ -501,7 +499,7 @@ class Model(nn.Module):
             (given,) = call_arguments(self, "classify", ["images"], inputs, named)
             return text_tasks.classify_images(self, given, batch=batch)
         given, _ = call_arguments(self, "classify", ["images", "labels"], inputs, named, ["prompt", "truncate"])
-        return matching.classify_by(self, given, labels, prompt=prompt, batch=batch, truncate=truncate)
+        return vision.classify_by(self, given, labels, prompt=prompt, batch=batch, truncate=truncate)
 
     @overload  # a path given as a str reads as a question here: as a Path it is an image to a type checker, too
     def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...
@@ -556,7 +554,7 @@ class Model(nn.Module):
             given, asked = call_arguments(self, "answer", ["images", "question"], inputs, named)
             config = GenerationConfig.from_options(options.pop("config", None), options)
             size = 8 if batch is None else batch
-            return captioning.answer_about(self, given, asked, config, batch=size, on_token=on_token)
+            return vision.answer_about(self, given, asked, config, batch=size, on_token=on_token)
         named |= {"batch": batch, "on_token": on_token, **options}
         asked, given = call_arguments(self, "answer", ["question", "context"], inputs, named, ["longest"])
         return text_tasks.answer(self, asked, given, longest=30 if longest is None else longest)
@@ -597,7 +595,7 @@ class Model(nn.Module):
                 opened, a prompt that leaves no room, and as `generate`.
         """
         config = GenerationConfig.from_options(config, options)
-        return captioning.caption(self, images, prompt, config, batch=batch, on_token=on_token)
+        return vision.caption(self, images, prompt, config, batch=batch, on_token=on_token)
 
     @in_eval_mode
     def match(
@@ -621,7 +619,7 @@ class Model(nn.Module):
             TypeError: a text that is not a str.
             ValueError: a model that does neither, a text that is too long or empty, or an image that cannot be opened.
         """
-        return matching.match(self, images, texts, batch=batch, truncate=truncate)
+        return vision.match(self, images, texts, batch=batch, truncate=truncate)
 
     @overload
     def features(self, images: Source, *, layer: int | None = None, batch: int = 32) -> Features: ...
@@ -652,7 +650,7 @@ class Model(nn.Module):
         Raises:
             ValueError: a model without a vision tower or without that layer, or an image that cannot be opened.
         """
-        return matching.features(self, images, layer=layer, batch=batch)
+        return vision.features(self, images, layer=layer, batch=batch)
 
 
 # Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.

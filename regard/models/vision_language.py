@@ -28,7 +28,7 @@ from regard.nn.blocks import Inserted, activation
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Linear
 from regard.nn.vision import VisionTower
-from regard.tasks.images import check_placeholders
+from regard.tasks.inputs import check_placeholders
 
 __all__ = ["Projector", "VisionLanguageDecoder", "VisionLanguageModel"]
 

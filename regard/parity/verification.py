@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.data.tokenizer_loading import FILE_SETS
+from regard.data.tokenizer import FILE_SETS
 from regard.generation.loop import generate
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import GENERATION_TASKS
@@ -170,8 +170,8 @@ def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: i
         ids, mask = _drawn(ours, most, random)
     else:
         batch = ours.tokenizer.batch(sentences, pad="right", length=most, truncate=cut and most is not None)
-        mask = batch.mask
-        ids = batch.ids.where(mask, pad_of(ours))  # by this id transformers finds the last token
+        mask = batch.attention_mask
+        ids = batch.input_ids.where(mask, pad_of(ours))  # by this id transformers finds the last token
     for n, count in enumerate(mask.sum(1).tolist()):
         if count == 0:
             raise ValueError(f"text {n} has no token: an empty text says nothing to this model")

@@ -25,7 +25,7 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
-from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
+from regard.tasks.inputs import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 
 WRITTEN = 32  # tokens that a model may generate
 START = "[start]"
@@ -151,7 +151,7 @@ def _with_caption(model: Captioner, image: OpenedImage, pixels: Tensor, frame: F
         text = str(written.text).strip()
         ids = torch.cat([torch.tensor([model.start]), written.ids[:-1]])[None]  # (1, N)
     else:
-        ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
+        ids, _ = model.prompt(model.tokenizer.batch([text]).input_ids)
     ids = ids.to(model.device)
     words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
     read = without_dropout(model, lambda: model(ids, pixel_values=pixels))
@@ -165,7 +165,7 @@ def _with_question(
     if not text:
         what = "a question" if isinstance(model, Answerer) else "a text that may match the image"
         raise ValueError(f"{model.family.title} with task {model.task!r} reads {what}: give it as the text")
-    ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
+    ids = model.tokenizer.batch([text]).input_ids.to(model.device)  # (1, N)
     n, words = ids.shape[1], [model.tokenizer.tokens(ids[0])]
     if isinstance(model, Matcher):
         return ImageInputs(
@@ -188,7 +188,7 @@ def _in_prompt(
     prompt_text = caption_prompt(model, None) if text is None else question_prompt(model, text)
     question = expand_prompt(model, prompt_text, pixels)
     if isinstance(model, VisionLanguageModel):
-        prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
+        prompt = model.tokenizer.batch([question]).input_ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [question])[0].to(model.device)
     room = _room(model.max_positions, prompt.shape[1])

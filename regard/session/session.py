@@ -179,7 +179,7 @@ def look_at(
     if isinstance(model, (VisionModel, Captioner, Answerer, Matcher)):
         raise ValueError(f"{model.family.title} needs an image: look_at_image(image, model)")
     most = model.max_positions if isinstance(model, TextModel) else None
-    ids = model.tokenizer.batch([text], length=most, truncate=truncate).ids  # (1, N)
+    ids = model.tokenizer.batch([text], length=most, truncate=truncate).input_ids  # (1, N)
     labels = model.tokenizer.tokens(ids[0])
 
     def read() -> None:

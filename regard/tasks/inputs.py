@@ -1,22 +1,29 @@
-"""What the tasks share: checks of task and arguments, texts in batches, models in eval mode."""
+"""Inputs of the tasks: checks of task and arguments, texts and images in batches, image prompts, eval mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from regard.data.image_processing import ImageBatch
+from regard.data.images import Source, is_batch, numbered, open_image, peek_image
 from regard.data.tokenizer import BatchEncoding, checked_texts
+from regard.layouts import Frame
+from regard.nn.vision import VisionTower
+from regard.nn.windows import WindowTower
 
 if TYPE_CHECKING:
-    from regard.models.flamingo import FlamingoModel
+    from regard.models.flamingo import FlamingoDecoder, FlamingoModel
     from regard.models.model import Model
     from regard.models.outputs import ModelOutput
-    from regard.models.vision_language import VisionLanguageModel
+    from regard.models.vision_language import VisionLanguageDecoder, VisionLanguageModel
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
 """Several texts, or several pairs of them."""
@@ -44,21 +51,10 @@ def call_arguments(
     named: Mapping[str, Any],
     options: Sequence[str] = (),
 ) -> list[Any]:
-    """Match the arguments of a method that takes others for other kinds of model.
+    """The required arguments of a method (`verb`) that takes others for other kinds of model, in the order of `names`.
 
-    Args:
-        model: whose method was called.
-        verb: the method.
-        names: required arguments of this kind of model.
-        given: positional arguments.
-        named: all arguments that can come by name, None if they did not.
-        options: optional arguments of this kind of model.
-
-    Returns:
-        The required arguments, in the order of `names`.
-
-    Raises:
-        TypeError: an argument that is missing, comes twice, or is for another kind of model.
+    given: positional arguments.  named: all that can come by name, None if they did not.  options: optional ones of
+    this kind of model. Raises TypeError for an argument that is missing, comes twice, or is for another kind of model.
     """
     by_name = {name: value for name, value in named.items() if value is not None}
     places = dict(zip(names, given, strict=False))
@@ -82,11 +78,7 @@ def reads_image_prompts(model: Model) -> TypeGuard[VisionLanguageModel | Flaming
 
 
 def max_text_positions(model: Model) -> int | None:
-    """How many tokens a text may have: positions of the tower that reads it; None without a limit.
-
-    Raises:
-        ValueError: the model reads no texts.
-    """
+    """How many tokens a text may have: positions of the tower that reads it; None without a limit."""
     reader = cast(Any, model)
     if model.kind in ("text", "dual-encoder", "vision-language", "flamingo"):
         return cast("int | None", reader.max_positions)
@@ -106,21 +98,9 @@ def check_batch(size: object) -> None:
 def batches(
     model: Model, texts: Texts, size: int, *, length: int | None, truncate: bool
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
-    """Texts in batches on the model's device, grouped by length, the longest first.
+    """Texts in batches of `size` on the model's device, the longest first: their numbers, and the batch.
 
-    Args:
-        model: whose tokenizer reads the texts.
-        texts: a list of texts or of pairs.
-        size: number of texts in a batch.
-        length: limit on the tokens of a text, or None.
-        truncate: cut longer texts.
-
-    Yields:
-        The numbers of the texts of a batch, and the batch.
-
-    Raises:
-        TypeError: what is not a text.
-        ValueError: a text that is too long or has no token.
+    length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
     check_batch(size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
@@ -134,7 +114,7 @@ def batches(
         numbers = order[at : at + size]
         some = cast(Texts, [texts[n] for n in numbers])
         batch = model.tokenizer.batch(some)
-        counts: list[int] = batch.mask.sum(1).tolist()
+        counts: list[int] = batch.attention_mask.sum(1).tolist()
         for number, count in zip(numbers, counts, strict=True):
             if count == 0:
                 raise ValueError(f"text {number} has no token: an empty text says nothing to this model")
@@ -144,7 +124,24 @@ def batches(
                 )
         if length is not None and max(counts) > length:
             batch = model.tokenizer.batch(some, length=length, truncate=True)
-        yield numbers, BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
+        yield numbers, batch.to(model.device)
+
+
+@torch.no_grad()
+def score_texts(
+    model: Model,
+    texts: Texts,
+    size: int,
+    scores: Callable[[BatchEncoding], Tensor],
+    *,
+    length: int | None,
+    truncate: bool,
+) -> Tensor:
+    """A row of numbers for each text, in their order. scores: a batch → (B, …)."""
+    rows: dict[int, Tensor] = {}
+    for numbers, part in batches(model, texts, size, length=length, truncate=truncate):
+        rows |= dict(zip(numbers, scores(part), strict=True))
+    return torch.stack([rows[n] for n in range(len(rows))])
 
 
 def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:
@@ -163,26 +160,18 @@ def single_batch(model: Model, text: str, second: str | None = None) -> BatchEnc
 def run_model(model: Model, batch: BatchEncoding) -> ModelOutput:
     """Run the model on a batch, with token types if it has them."""
     if model.kind == "text" and cast(Any, model).tower.embed.types is not None:
-        return cast("ModelOutput", model(batch.ids, batch.mask, token_type_ids=batch.types))
-    return cast("ModelOutput", model(batch.ids, batch.mask))
+        return cast("ModelOutput", model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids))
+    return cast("ModelOutput", model(batch.input_ids, batch.attention_mask))
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Softmax over the last axis in fp32 or wider, on the CPU.
-
-    >>> probabilities(torch.tensor([0.0, 0.0], dtype=torch.bfloat16))
-    tensor([0.5000, 0.5000])
-    """
+    """Softmax over the last axis in fp32 or wider, on the CPU."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return logits.to(wide).softmax(-1).cpu()
 
 
 def shortened(text: str, most: int = 48) -> str:
-    r"""A text on one line of a table.
-
-    >>> shortened("a\nb" * 20, most=9)
-    'a ba ba …'
-    """
+    """A text on one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -193,16 +182,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not.
-
-    >>> import torch
-    >>> layer = nn.Dropout(0.5)                        # in training, as every new module
-    >>> with eval_mode(layer):
-    ...     layer(torch.ones(3))
-    tensor([1., 1., 1.])
-    >>> layer.training
-    True
-    """
+    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -214,16 +194,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def in_eval_mode(method: Method) -> Method:
-    """Decorate a method of a module to run in eval mode.
-
-    >>> import torch
-    >>> class Noisy(nn.Dropout):
-    ...     @in_eval_mode
-    ...     def answer(self, size):
-    ...         return self(torch.ones(size))
-    >>> Noisy(0.5).answer(2)
-    tensor([1., 1.])
-    """
+    """Decorate a method of a module to run in eval mode."""
 
     @wraps(method)
     def wrapped(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -234,13 +205,7 @@ def in_eval_mode(method: Method) -> Method:
 
 
 def iterate_in_eval_mode(model: nn.Module, items: Iterator[T]) -> Iterator[T]:
-    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in.
-
-    >>> import torch
-    >>> layer = nn.Dropout(0.5)
-    >>> [(item.tolist(), layer.training) for item in iterate_in_eval_mode(layer, map(layer, torch.ones(2, 1)))]
-    [([1.0], True), ([1.0], True)]
-    """
+    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in."""
     while True:
         with eval_mode(model):
             try:
@@ -248,3 +213,202 @@ def iterate_in_eval_mode(model: nn.Module, items: Iterator[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
+
+
+ImagePromptModel: TypeAlias = "VisionLanguageModel | FlamingoModel"
+Several: TypeAlias = "list[Any] | tuple[Source, ...] | Iterator[Any]"
+"""Several images. Of Any, because a list of paths is no list of sources to a type checker."""
+PLACEHOLDER = "<image>"
+FAKE = "<fake_token_around_image>"  # what Idefics calls the token on both sides of an image
+
+
+@dataclass(frozen=True, eq=False)
+class ImageGroup:
+    """Some of the images of a list, of one size, on the model's device."""
+
+    numbers: tuple[int, ...]  # their places in the list
+    names: tuple[str, ...]  # of their files
+    pixels: Tensor  # (B, 3, H, W)
+    frames: tuple[Frame, ...]
+
+
+def vision_tower(model: Model) -> VisionTower | WindowTower | None:
+    """The tower that reads images, or None if the model reads only text."""
+    if model.kind in ("text", "encoder-decoder"):
+        return None
+    name = "tower" if model.kind == "vision" else "vision"
+    return cast("VisionTower | WindowTower | None", getattr(model, name))
+
+
+def has_vision(model: Model) -> bool:
+    """True if the model reads images."""
+    return vision_tower(model) is not None
+
+
+def as_list(images: Source | Several) -> list[Source]:
+    """One image or several as a list. Raises ValueError for an empty one."""
+    several: list[Any] = list(cast(Iterable[Any], images)) if is_batch(images) else [images]
+    if not several:
+        got = "an empty list" if isinstance(images, (list, tuple)) else "none: nothing was found"
+        raise ValueError(f"there must be at least one image, got {got}")
+    return several
+
+
+def read_headers(model: Model, images: list[Source]) -> tuple[list[Source], list[tuple[int, int]]]:
+    """What to open later, and the height and width that the model will get of each image.
+
+    All are checked before any is decoded, so that a fault in the last is reported before the first is read.
+    """
+    prepare = model.preprocessor
+    sources: list[Source] = []
+    sizes: list[tuple[int, int]] = []
+    for number, image in enumerate(images):
+        with numbered(number, len(images), "image"):
+            source, (height, width) = peek_image(image)
+            try:
+                pixels = prepare.frame(height, width).pixels
+            except ValueError as error:
+                try:  # not every header says whether the image lies on its side
+                    pixels = prepare.frame(width, height).pixels
+                except ValueError:
+                    raise error from None
+        sources.append(source)
+        sizes.append(pixels)
+    return sources, sizes
+
+
+def image_batches(model: Model, images: list[Source], batch: int, *, checked: bool = False) -> Iterator[ImageGroup]:
+    """Images opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
+
+    The headers of several are checked first, all of them, unless they were `checked`. Errors have the image's number.
+    """
+    check_batch(batch)
+    if len(images) > 1 and not checked:
+        images, _ = read_headers(model, images)
+    prepare = model.preprocessor
+    for at in range(0, len(images), batch):
+        sizes: dict[torch.Size, list[tuple[int, str, ImageBatch]]] = {}
+        for number in range(at, min(at + batch, len(images))):
+            with numbered(number, len(images), "image"):
+                image = open_image(images[number])
+                prepared = prepare(image)
+            sizes.setdefault(prepared.pixel_values.shape, []).append((number, image.name, prepared))
+        for group in sizes.values():
+            numbers, names, each = zip(*group, strict=True)
+            pixels = torch.cat([one.pixel_values for one in each]).to(model.device)
+            yield ImageGroup(numbers, names, pixels, tuple(one.frames[0] for one in each))
+
+
+@torch.no_grad()
+def score_images(
+    model: Model, images: Source | Several, batch: int, scores: Callable[[Tensor], Tensor]
+) -> tuple[tuple[str, ...], Tensor]:
+    """The names of images, and a row of numbers for each, (P, …), in their order. scores: (B, 3, H, W) → (B, …)."""
+    rows: dict[int, tuple[str, Tensor]] = {}
+    for part in image_batches(model, as_list(images), batch):
+        rows |= dict(zip(part.numbers, zip(part.names, scores(part.pixels), strict=True), strict=True))
+    names, numbers = zip(*(rows[n] for n in range(len(rows))), strict=True)
+    return names, torch.stack(numbers)
+
+
+# -------------------------------------------------------------------------------------------------------------- prompts
+
+
+def question_prompt(model: ImagePromptModel, question: str) -> str:
+    r"""A question about one image as a prompt; one that holds the placeholder is a prompt already.
+
+    The forms are those of https://huggingface.co/docs/transformers: model_doc/llava (llava-1.5) and tasks/idefics.
+    """
+    token = _placeholder_in(model, question)
+    if token in question:
+        return question
+    if model.kind == "vision-language":
+        return f"USER: {token}\n{question} ASSISTANT:"
+    asked = "Instruction: Provide an answer to the question. Use the image to answer.\n"
+    return f"{asked}{token}Question: {question} Answer:"
+
+
+def caption_prompt(model: ImagePromptModel, begun: str | None) -> str:
+    """What asks for a caption of one image. begun: how it begins; one that holds the placeholder is a prompt."""
+    token = _placeholder_in(model, begun or "")
+    if begun is not None and token in begun:
+        return begun
+    if model.kind == "flamingo":
+        return token + (begun or "")
+    asked = f"USER: {token}\nWhat's the content of the image? ASSISTANT:"
+    return f"{asked} {begun}" if begun else asked
+
+
+def placeholder(model: ImagePromptModel) -> str:
+    """How an image's place is written in a prompt: as the tokenizer of a LLaVA has it, else PLACEHOLDER."""
+    return model.spelling if model.kind == "vision-language" else PLACEHOLDER
+
+
+def _placeholder_in(model: ImagePromptModel, prompt: str) -> str:
+    """The placeholder, once it is sure that the prompt does not have another checkpoint's."""
+    token = placeholder(model)
+    if token not in prompt and PLACEHOLDER in prompt:
+        raise ValueError(
+            f"the text has {PLACEHOLDER!r}, and this checkpoint's tokenizer writes the place of an image {token!r}: "
+            "write that"
+        )
+    return token
+
+
+def check_placeholders(text: str, token: str, images: int, argument: str) -> None:
+    """Raise ValueError for a text with more or fewer placeholders (`token`) than images (of the `argument`)."""
+    held = text.count(token)
+    if held == images:
+        return
+    has = f"the text has {held or 'no'} placeholder{'s' * (held > 1)} {token!r}"
+    if not images:
+        raise ValueError(
+            f"{has}, and there is no image: give {argument}=…, or leave {'them' if held > 1 else 'it'} out"
+        )
+    there = "is 1 image" if images == 1 else f"are {images} images"
+    raise ValueError(f"{has}, and there {there}: write one where each image stands")
+
+
+def expand_prompt(model: ImagePromptModel, prompt: str, pixels: Tensor | None) -> str:
+    """The prompt as the model's tokenizer reads it. pixels: (P, 3, H, W), its images; None for none."""
+    token = placeholder(model)
+    check_placeholders(prompt, token, 0 if pixels is None else len(pixels), "images")
+    if model.kind == "vision-language":
+        return model.expand(prompt, pixels, token=token)
+    bos = model.tokenizer.ids_of.bos
+    start = "" if bos is None else model.tokenizer.tokens([bos])[0]
+    has_fake = len(model.tokenizer.encode(FAKE, special=False).ids) == 1
+    prompt = prompt.removeprefix(start).strip(" ")
+    if not has_fake or FAKE in prompt:
+        return start + prompt
+    # Fake tokens around the images, one between two of them, and no space beside one, as Idefics was trained.
+    first, *rest = (part.strip(" ") for part in prompt.split(PLACEHOLDER))
+    text = first
+    for part in rest:
+        text += PLACEHOLDER + FAKE + part if text.endswith(FAKE) else FAKE + PLACEHOLDER + FAKE + part
+    return start + text
+
+
+def without_special(model: Model, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Texts that hold their special tokens already as ids and mask (B, N), padded on the left."""
+    special = model.tokenizer.ids_of
+    fill = next((n for n in (special.pad, special.eos) if n is not None), 0)
+    rows = [torch.tensor(model.tokenizer.encode(text, special=False).ids, dtype=torch.long) for text in texts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=fill, padding_side="left")
+    mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    return ids, pad_sequence(mask, batch_first=True, padding_side="left")
+
+
+def read_images(model: ImagePromptModel, pixels: Sequence[Tensor | None]) -> VisionLanguageDecoder | FlamingoDecoder:
+    """A decoder that has read the images of each prompt. pixels: (P, 3, H, W) for each, None for none."""
+    there = [each for each in pixels if each is not None]
+    if not there:
+        return model.read_image(None)
+    if model.kind == "vision-language":
+        return model.read_image(torch.cat(there))
+    largest = max(len(each) for each in there)
+    filled = there[0].new_zeros(len(pixels), largest, *there[0].shape[1:])  # (B, P, 3, H, W)
+    for row, each in zip(filled, pixels, strict=True):
+        if each is not None:
+            row[: len(each)] = each
+    return model.read_image(filled)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -12,21 +13,39 @@ from torch import Tensor
 from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
-from regard.nn.heads import label_names
-from regard.tasks.images import Several, score_images
+from regard.models.checkpoint import read_side
+from regard.nn.heads import first_token, label_names, last_token
 from regard.tasks.inputs import (
+    Several,
     Texts,
-    batches,
     max_text_positions,
     probabilities,
     require,
     run_model,
+    score_images,
+    score_texts,
     shortened,
     single_batch,
 )
 
 if TYPE_CHECKING:
+    from regard.models.dual_encoder import DualEncoder
+    from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.model import Model
+
+
+class TableResult:
+    """A result that prints as a table, in notebooks too."""
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return tables.text(*self._table())
+
+    def _repr_html_(self) -> str:
+        return tables.html(*self._table())
 
 
 @dataclass(frozen=True)
@@ -39,7 +58,7 @@ class Guess:
 
 
 @dataclass(frozen=True, repr=False)
-class Filled:
+class Filled(TableResult):
     """Guesses for each mask of a text, likeliest first; prints as a table.
 
     >>> Filled("Paris is [MASK].", ((Guess("big", 7, 0.625), Guess("far", 11, 0.25)),), "paris is big.")
@@ -58,18 +77,12 @@ class Filled:
     blanks: tuple[tuple[Guess, ...], ...]
     best: str
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        return ["mask", "token", "probability"], [
             ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
             for n, guesses in enumerate(self.blanks)
             for rank, guess in enumerate(guesses)
         ]
-
-    def __repr__(self) -> str:
-        return tables.text(["mask", "token", "probability"], self._rows())
-
-    def _repr_html_(self) -> str:
-        return tables.html(["mask", "token", "probability"], self._rows())
 
 
 def fill(model: Model, text: str, top: int = 5) -> Filled:
@@ -82,7 +95,7 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
     if mask is None:
         raise ValueError(f"the tokenizer of this {model.family.title} has no mask token, so there is nothing to fill")
     batch = single_batch(model, text)
-    places = (batch.ids[0] == mask).nonzero().flatten()  # (masks,)
+    places = (batch.input_ids[0] == mask).nonzero().flatten()  # (masks,)
     if not len(places):
         raise ValueError(f"the text has no mask: write {tokenizer.tokens([mask])[0]} where a word is to be found")
     logits = run_model(model, batch).logits
@@ -93,7 +106,7 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
         tuple(Guess(*guess) for guess in zip(tokenizer.tokens(ids), ids.tolist(), values.tolist(), strict=True))
         for ids, values in zip(found.indices, found.values, strict=True)
     )
-    filled = batch.ids[0].cpu().clone()
+    filled = batch.input_ids[0].cpu().clone()
     filled[places.cpu()] = torch.tensor([guesses[0].id for guesses in blanks])
     return Filled(text, blanks, tokenizer.decode(filled))
 
@@ -125,19 +138,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of the context with the question, as the model expects it.
-
-    Attributes:
-        ids: tokens of question, separators and this part of the context.
-        types: the segment of each.
-        first: where the context's tokens begin.
-        spans: the characters of each of the context's tokens.
-    """
+    """The question with a part of the context, as the model expects it."""
 
     ids: list[int]
     types: list[int]
-    first: int
-    spans: list[tuple[int, int]]
+    first: int  # where the context's tokens begin
+    spans: list[tuple[int, int]]  # the characters of each of the context's tokens
 
 
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
@@ -165,11 +171,6 @@ def answer(model: Model, question: str, context: str, *, longest: int = 30) -> A
 def best_span(logits: Tensor, first: int, count: int, longest: int) -> tuple[float, int, int, float]:
     """The likeliest start and end among `count` tokens from `first` on: probability, start, end; and "not here".
 
-    >>> logits = torch.tensor([[0.0, 0.0], [9.0, 9.0], [9.0, 0.0], [0.0, 9.0]])    # a question's token is never chosen
-    >>> value, start, end, absent = best_span(logits, first=2, count=2, longest=5)
-    >>> round(value, 3), start, end, round(absent, 3)
-    (1.0, 0, 1, 0.0)
-
     logits: (N, 2), of starting and of ending at each token.
     """
     wanted = torch.cat([logits[:1], logits[first : first + count]])  # (1 + count, 2)
@@ -181,16 +182,11 @@ def best_span(logits: Tensor, first: int, count: int, longest: int) -> tuple[flo
 
 
 def _windows(model: Model, question: str, context: str) -> Iterator[Window]:
-    """The question with each window of the context; one if all of it fits.
-
-    Raises ValueError for a context without a token, and for a question that leaves no room.
-    """
-    encoded, question_tokens = (
-        model.tokenizer.encode(question, context),
-        model.tokenizer.encode(question, special=False),
-    )
+    """The question with each window of the context; one if all of it fits."""
+    encoded = model.tokenizer.encode(question, context)
     # The first tokens with a span are the question's, the others the context's.
-    places = [n for n, span in enumerate(encoded.offsets) if span is not None][len(question_tokens.ids) :]
+    skipped = len(model.tokenizer.encode(question, special=False).ids)
+    places = [n for n, span in enumerate(encoded.offsets) if span is not None][skipped:]
     if not places:
         raise ValueError("the context has no token: there is nothing to find an answer in")
     first, after = places[0], places[-1] + 1
@@ -212,7 +208,7 @@ MAX_LABELS = 10  # labels of one image in a table: many checkpoints have a thous
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Classified:
+class Classified(TableResult):
     """Texts or images with the probability of each label; prints as a table.
 
     >>> Classified(("fine!",), ("bad", "good"), torch.tensor([[0.25, 0.75]]))
@@ -248,12 +244,6 @@ class Classified:
         most = MAX_LABELS if self.of == "image" else None
         return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure), most)
 
-    def __repr__(self) -> str:
-        return tables.text(*self._table())
-
-    def _repr_html_(self) -> str:
-        return tables.html(*self._table())
-
 
 def ranking(
     values: Tensor,
@@ -264,15 +254,8 @@ def ranking(
 ) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table: every label of one input, best first, or the best label of each of several.
 
-    >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("image", "label", "probability"))
-    (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
-
-    Args:
-        values: (B, labels).
-        names: of the B inputs.
-        labels: names of the labels.
-        headers: of the columns: inputs, labels, values.
-        most: limit on the labels listed for one input; a last row counts the others.
+    values: (B, labels).  names: of the B inputs.  headers: of the columns of inputs, labels and values.
+    most: limit on the labels listed for one input; a last row counts the others.
     """
     ranked = values.sort(1, descending=True)
     if len(names) == 1:
@@ -288,13 +271,13 @@ def ranking(
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
     """Texts with the probability of each label; see `Model.classify`."""
     require(model, "classify", "text-classification")
-    given: Texts = [texts] if isinstance(texts, str) else texts
-    rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, given, batch, length=max_text_positions(model), truncate=truncate):
-        logits = run_model(model, part).logits
-        assert logits is not None
-        rows |= dict(zip(numbers, logits, strict=True))
-    return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(given), "text")
+    several: Texts = [texts] if isinstance(texts, str) else texts
+
+    def logits(part: BatchEncoding) -> Tensor:
+        return cast(Tensor, run_model(model, part).logits)
+
+    rows = score_texts(model, several, batch, logits, length=max_text_positions(model), truncate=truncate)
+    return _labelled(model, rows, tuple(several), "text")
 
 
 def classify_images(model: Model, images: Source | Several, *, batch: int = 32) -> Classified:
@@ -311,7 +294,6 @@ def classify_images(model: Model, images: Source | Several, *, batch: int = 32) 
 
 
 def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
-    """logits: (B, labels)."""
     count, kind = logits.shape[1], model.config.get("problem_type")
     labels = label_names(model.config.labels(count), count)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
@@ -343,7 +325,7 @@ class Span:
 
 
 @dataclass(frozen=True, repr=False)
-class Tagged:
+class Tagged(TableResult):
     """A text with a label for each of its tokens; prints as a table.
 
     >>> tagged = Tagged("Kim ran", (Span("Kim", "B-PER", 0, 3, 0.75), Span("ran", "O", 4, 7, 0.5)))
@@ -381,14 +363,9 @@ class Tagged:
             spans.append(Span(self.text[start:end], _bare(group[0].label), start, end, probability))
         return tuple(spans)
 
-    def _rows(self) -> list[list[str]]:
-        return [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
-
-    def __repr__(self) -> str:
-        return tables.text(["token", "label", "probability"], self._rows())
-
-    def _repr_html_(self) -> str:
-        return tables.html(["token", "label", "probability"], self._rows())
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
+        return ["token", "label", "probability"], rows
 
 
 def tag(model: Model, text: str) -> Tagged:
@@ -399,16 +376,137 @@ def tag(model: Model, text: str) -> Tagged:
     assert logits is not None
     values, numbers = probabilities(logits[0]).max(-1)  # (N,)
     labels = label_names(model.config.labels(logits.shape[2]), logits.shape[2])
-    found = zip(spans, numbers.tolist(), values.tolist(), strict=True)
-    return Tagged(
-        text,
-        tuple(
-            Span(text[span[0] : span[1]], labels[number], *span, value)
-            for span, number, value in found
-            if span is not None
-        ),
-    )
+    tokens = [
+        Span(text[span[0] : span[1]], labels[number], *span, value)
+        for span, number, value in zip(spans, numbers.tolist(), values.tolist(), strict=True)
+        if span is not None
+    ]
+    return Tagged(text, tuple(tokens))
 
 
 def _bare(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+Pooling = Literal["mean", "cls", "max", "last"]
+KNOWN: dict[str, Pooling] = {
+    "mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last",
+    "mean": "mean", "cls": "cls", "max": "max",
+}  # fmt: skip
+"""What 1_Pooling/config.json calls it, after "pooling_mode_" or, of late, as the value of "pooling_mode"."""
+
+
+def embed(
+    model: Model,
+    texts: Texts,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    batch: int = 32,
+    truncate: bool = False,
+) -> Tensor:
+    """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
+    if model.kind in ("image-question", "image-caption", "dual-encoder", "image-text-matching"):
+        raise ValueError(
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
+            f"them with images: {_instead(model)}"
+        )
+    if pooling is None or normalize is None:
+        own_pooling, own_normalize = read_pooling(model.directory)
+        pooling = own_pooling if pooling is None else pooling
+        normalize = own_normalize if normalize is None else normalize
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)  # `batches` refuses anything else
+    if values.get("do_lower_case") is True and listed:
+        texts = [_lowered(text) for text in texts]
+    lengths = [n for n in (values.get("max_seq_length"), max_text_positions(model)) if isinstance(n, int)]
+
+    def vectors(part: BatchEncoding) -> Tensor:  # (b, d)
+        if model.kind == "encoder-decoder":
+            hidden = cast("EncoderDecoder", model).encode(part.input_ids, part.attention_mask)
+        else:
+            hidden = run_model(model, part).last_hidden_state
+        pooled = pool(hidden, part.attention_mask, pooling)
+        return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
+
+    return score_texts(model, texts, batch, vectors, length=min(lengths, default=None), truncate=truncate)
+
+
+def _instead(model: Model) -> str:
+    """What a model of texts and images has instead of `embed`."""
+    if model.kind in ("image-question", "image-caption"):
+        return "it makes no vector of a text alone"
+    texts = (
+        "batch = model.tokenizer.batch(texts); model.encode_text(batch.input_ids, batch.attention_mask) gives vectors"
+    )
+    images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
+    if model.kind == "dual-encoder":
+        dual = cast("DualEncoder", model)
+        if dual.text is None or dual.vision is None:
+            return images if dual.text is None else texts
+    return f"{texts}, {images}, and model.match(images, texts) compares both"
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Vectors (B, N, d) of tokens to one for each text, (B, d). mask: (B, N), True = token, at least one in a row."""
+    if pooling == "cls":
+        return first_token(hidden, mask)
+    if pooling == "last":
+        return last_token(hidden, mask)
+    shown = mask.unsqueeze(-1)  # (B, N, 1)
+    if pooling == "max":
+        return hidden.masked_fill(~shown, -torch.inf).amax(1)
+    wide = torch.promote_types(hidden.dtype, torch.float32)  # a sum of hundreds in bf16 would lose most of its digits
+    return (hidden.masked_fill(~shown, 0).sum(1, dtype=wide) / shown.sum(1)).to(hidden.dtype)
+
+
+def read_pooling(directory: Path | None) -> tuple[Pooling, bool]:
+    """The pooling that a checkpoint asks for, and whether vectors are brought to length 1; else "mean" and False.
+
+    modules.json lists what follows the model, 1_Pooling/config.json how it is pooled. Raises ValueError for what
+    sentence-transformers would do with them and `embed` does not.
+    """
+    modules = read_side(directory, "modules.json", list)
+    if modules is None:
+        return "mean", False
+    assert directory is not None
+    # 1. The kinds of modules, and the folder of the Pooling.
+    file, kinds, folder = directory / "modules.json", [], None
+    for module in modules:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError(f"{file} must list modules with a type, got {module!r:.80}")
+        kinds.append(kind.rpartition(".")[2])
+        if kinds[-1] == "Pooling":
+            folder = str(module.get("path"))
+    if not {"Transformer", "Pooling", "Normalize"}.issuperset(kinds) or kinds.count("Pooling") > 1:
+        raise ValueError(
+            f"{file} lists {', '.join(kinds)}, and only Transformer, one Pooling and Normalize are known: give "
+            "pooling= and normalize= to embed without the others"
+        )
+    normalize = "Normalize" in kinds
+    if folder is None:
+        return "mean", normalize
+    # 2. What its config.json says.
+    if Path(folder).name != folder:
+        raise ValueError(f"{file}: the path of Pooling must be a folder beside it, got {folder!r}")
+    name = f"{folder}/config.json"
+    values = read_side(directory, name, dict)
+    if values is None:
+        raise FileNotFoundError(f"modules.json asks for a Pooling, and {directory / name} is missing: give pooling=")
+    modes = [key.removeprefix("pooling_mode_") for key, on in values.items() if key.startswith("pooling_mode_") and on]
+    modes = [str(values["pooling_mode"])] if "pooling_mode" in values else modes
+    if len(modes) != 1 or modes[0] not in KNOWN:
+        listed = " and ".join(modes) or "nothing"
+        raise ValueError(
+            f"{directory / name} asks for {listed}, and one of {', '.join(get_args(Pooling))} is known: give pooling="
+        )
+    return KNOWN[modes[0]], normalize
+
+
+def _lowered(text: Any) -> Any:
+    if isinstance(text, tuple):
+        return tuple(map(_lowered, text))
+    return text.lower() if isinstance(text, str) else text

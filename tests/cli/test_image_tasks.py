@@ -176,11 +176,11 @@ def test_captions_and_answers_end_before_a_stop_string(run: Any, folder: Any, wo
 def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch: Any, capsys: Any, words: Any) -> None:
     """Control-C in a long list keeps what was printed, and --json is whole or nothing."""
     from regard.cli import main
-    from regard.tasks import captioning
+    from regard.tasks import vision
 
     where = folder(llava)
     several = ["photo.png"] * 11 if words == ["caption"] else ["photo.png", *["was it?"] * 11]
-    runs, usual = [], captioning.continue_prompts
+    runs, usual = [], vision.continue_prompts
 
     def interrupted(*given: Any) -> Any:
         runs.append(1)
@@ -188,7 +188,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
             raise KeyboardInterrupt
         return usual(*given)
 
-    monkeypatch.setattr(captioning, "continue_prompts", interrupted)
+    monkeypatch.setattr(vision, "continue_prompts", interrupted)
     command = [*words, *several, "--model", where, "--max-new-tokens", "3"]
     assert main(command) == 130
     assert len(capsys.readouterr().out.splitlines()) == 8

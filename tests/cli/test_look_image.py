@@ -23,8 +23,17 @@ from regard.cli.commands import LookOptions
 from regard.cli.files import is_image
 from regard.cli.look_image import plan_text, print_patches, print_strongest, title_in_korean
 from regard.cli.terminal import Terminal
-from regard.data.image_processing import ImageTransforms
-from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
+from regard.data.image_processing import (
+    Crop,
+    Exactly,
+    ImageTransforms,
+    Normalize,
+    Pad,
+    Resize,
+    ShorterSide,
+    Square,
+    Within,
+)
 from regard.locale import translate
 from regard.models.loading import load
 from regard.session.image_session import look_at_image

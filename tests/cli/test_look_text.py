@@ -131,8 +131,8 @@ def test_json_holds_what_the_heads_did(run: Any, reader: str) -> None:
     model = regard.load(reader)
     batch = model.tokenizer.batch([TEXT])
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
-        model(batch.ids)
-    labels = model.tokenizer.tokens(batch.ids[0])
+        model(batch.input_ids)
+    labels = model.tokenizer.tokens(batch.input_ids[0])
     assert (said["version"], said["text"], said["tokens"]) == (1, TEXT, labels)
     assert said["chosen"] == [labels.index("it")]
     assert [layer["heads"] for layer in said["layers"]] == [5, 5]
@@ -229,8 +229,8 @@ def test_saved_capture_shows_the_same_as_the_text(run: Any, reader: str) -> None
 def test_capture_without_queries_and_keys_says_how_to_keep_them(run: Any, fail: Any, reader: str) -> None:
     model = regard.load(reader)
     batch = model.tokenizer.batch([TEXT])
-    with torch.no_grad(), regard.watch(model, tokens=[model.tokenizer.tokens(batch.ids[0])]) as seen:
-        model(batch.ids)
+    with torch.no_grad(), regard.watch(model, tokens=[model.tokenizer.tokens(batch.input_ids[0])]) as seen:
+        model(batch.input_ids)
     seen.save("run.regard")
     assert "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)" in run("run.regard", "--token", "it")
     assert "watch(model, keep='qk', tokens=…)" in run("run.regard", "--token", "it", "--lang", "ko")
@@ -314,9 +314,9 @@ def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fa
 def test_module_that_ran_several_times_is_named_by_a_number(fail: Any, run: Any, reader: str) -> None:
     model = regard.load(reader)
     batch = model.tokenizer.batch([TEXT])
-    with torch.no_grad(), regard.watch(model, keep="qk", tokens=[model.tokenizer.tokens(batch.ids[0])]) as seen:
-        model(batch.ids)
-        model(batch.ids)
+    with torch.no_grad(), regard.watch(model, keep="qk", tokens=[model.tokenizer.tokens(batch.input_ids[0])]) as seen:
+        model(batch.input_ids)
+        model(batch.input_ids)
     seen.save("run.regard")
     path = "tower.blocks.1.attention"
     assert re.search(rf"--layer.*'{path}'.*2.*1.*3", fail("run.regard", "--layer", path, "--token", "it"))

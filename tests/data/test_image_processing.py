@@ -21,8 +21,7 @@ from transformers.models.idefics.image_processing_pil_idefics import IdeficsImag
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from regard.data.image_processing import KINDS, MODELS, ImageProcessor, known_values
-from regard.data.image_steps import MOST_MADE, ShorterSide
+from regard.data.image_processing import KINDS, MODELS, MOST_MADE, ImageProcessor, ShorterSide, known_values
 from regard.data.images import open_image
 from regard.layouts import Frame
 

@@ -481,14 +481,14 @@ def test_batches_are_padded_and_truncated_as_transformers_does(both, side):
     other.pad_token = other.pad_token or other.eos_token or other.convert_ids_to_tokens(0)
     expected = other(TEXTS, padding=True, padding_side=side, return_tensors="pt")
     found = ours.batch(TEXTS, pad=side)
-    assert torch.equal(found.ids, expected.input_ids)
-    assert torch.equal(found.mask, expected.attention_mask.bool())
-    assert found.ids.dtype == found.types.dtype == torch.int64
+    assert torch.equal(found.input_ids, expected.input_ids)
+    assert torch.equal(found.attention_mask, expected.attention_mask.bool())
+    assert found.input_ids.dtype == found.token_type_ids.dtype == torch.int64
     for length in (5, 11):
         expected = other(
             TEXTS, padding=True, padding_side=side, truncation=True, max_length=length, return_tensors="pt"
         )
-        assert torch.equal(ours.batch(TEXTS, pad=side, length=length, truncate=True).ids, expected.input_ids)
+        assert torch.equal(ours.batch(TEXTS, pad=side, length=length, truncate=True).input_ids, expected.input_ids)
 
 
 def test_pairs_are_truncated_as_transformers_does(both):
@@ -496,7 +496,7 @@ def test_pairs_are_truncated_as_transformers_does(both):
     for first, second in ((TEXTS[2], TEXTS[3]), (TEXTS[10], "a"), ("b", TEXTS[11])):
         for length in (6, 7, 12):
             expected = other(first, second, truncation=True, max_length=length).input_ids
-            assert ours.batch([(first, second)], length=length, truncate=True).ids.tolist() == [expected]
+            assert ours.batch([(first, second)], length=length, truncate=True).input_ids.tolist() == [expected]
 
 
 def test_what_is_saved_opens_in_transformers_with_the_same_ids(both, tmp_path):
@@ -609,7 +609,7 @@ def test_offsets_point_into_the_text_and_special_tokens_into_nothing(folder_of):
 
 def test_empty_string_is_the_special_tokens_alone(folder_of):
     assert Tokenizer.open(folder_of(bert)).encode("").tokens == ["[CLS]", "[SEP]"]
-    assert Tokenizer.open(folder_of(gpt2)).batch(["", ""]).ids.shape == (2, 0)
+    assert Tokenizer.open(folder_of(gpt2)).batch(["", ""]).input_ids.shape == (2, 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- batches
@@ -619,21 +619,24 @@ def test_batch_pads_on_the_checkpoints_side_unless_told(folder_of):
     ours = Tokenizer.open(folder_of(distilbert_with_every_token_spelt_out))
     assert ours.sides.pad == "left"
     texts = ["fox", "the lazy dog"]
-    assert torch.equal(ours.batch(texts).mask, ours.batch(texts, pad="left").mask)
-    assert not torch.equal(ours.batch(texts).mask, ours.batch(texts, pad="right").mask)
+    assert torch.equal(ours.batch(texts).attention_mask, ours.batch(texts, pad="left").attention_mask)
+    assert not torch.equal(ours.batch(texts).attention_mask, ours.batch(texts, pad="right").attention_mask)
 
 
 def test_batch_without_a_padding_token_fills_with_the_end_token(folder_of):
     ours = Tokenizer.open(folder_of(gpt2))
     assert ours.ids_of.pad is None
     batch = ours.batch(["a", "a fox"], pad="right")
-    assert batch.ids[0, -1] == ours.ids_of.eos
-    assert batch.mask.tolist() == [[True] + [False] * (batch.ids.shape[1] - 1), [True] * batch.ids.shape[1]]
+    assert batch.input_ids[0, -1] == ours.ids_of.eos
+    assert batch.attention_mask.tolist() == [
+        [True] + [False] * (batch.input_ids.shape[1] - 1),
+        [True] * batch.input_ids.shape[1],
+    ]
 
 
 def test_truncating_takes_the_checkpoints_length(folder_of):
     ours = Tokenizer.open(folder_of(bert_cased_with_added_tokens))
-    assert ours.batch(["a " * 50], truncate=True).ids.shape == (1, 31)
+    assert ours.batch(["a " * 50], truncate=True).input_ids.shape == (1, 31)
 
 
 def test_threads_may_share_a_tokenizer(folder_of):
@@ -642,7 +645,7 @@ def test_threads_may_share_a_tokenizer(folder_of):
     with ThreadPoolExecutor(3) as pool:
         cuts = [pool.submit(ours.batch, [TEXTS[11]], length=n % 5 + 3, truncate=True) for n in range(40)]
         wholes = [pool.submit(ours.encode, TEXTS[11]) for _ in range(40)]
-    assert [cut.result().ids.shape[1] for cut in cuts] == [n % 5 + 3 for n in range(40)]
+    assert [cut.result().input_ids.shape[1] for cut in cuts] == [n % 5 + 3 for n in range(40)]
     assert all(found.result().ids == whole for found in wholes)
 
 
@@ -659,7 +662,7 @@ def test_results_are_frozen(folder_of):
     ours = Tokenizer.open(folder_of(bert))
     for value, name in (
         (ours.encode("a"), "ids"),
-        (ours.batch(["a"]), "mask"),
+        (ours.batch(["a"]), "attention_mask"),
         (ours.ids_of, "pad"),
         (ours.sides, "pad"),
     ):
@@ -726,7 +729,7 @@ def test_batch_that_cannot_be_made_is_refused(folder_of, given, message):
 
 def test_marian_leaves_room_for_the_end_token(folder_of):
     ours = Tokenizer.open(folder_of(marian))
-    assert ours.batch(["관계를"], length=1, truncate=True).ids.tolist() == [[ours.ids_of.eos]]
+    assert ours.batch(["관계를"], length=1, truncate=True).input_ids.tolist() == [[ours.ids_of.eos]]
 
 
 @pytest.mark.parametrize("maker", [bert, gpt2, marian])
@@ -746,7 +749,7 @@ def test_ids_that_are_not_integers_are_refused(folder_of, ids):
 
 def test_tensors_of_ids_are_decoded(folder_of):
     ours = Tokenizer.open(folder_of(bert))
-    assert ours.decode(ours.batch(["fox"]).ids[0]) == "fox"
+    assert ours.decode(ours.batch(["fox"]).input_ids[0]) == "fox"
     assert ours.decode([]) == ""
 
 

@@ -151,11 +151,11 @@ def write_captures(folder: Path, models_at: Path) -> None:
     torch.manual_seed(14)
     text = regard.load(models_at / "bert")
     batch = text.tokenizer.batch(["the cat sat on the mat.", "a cat"])
-    labels = [text.tokenizer.tokens(row) for row in batch.ids]
+    labels = [text.tokenizer.tokens(row) for row in batch.input_ids]
     every = ["entropy", "received", "max_logit", "effective", "map", "top"]
     with torch.no_grad():
         with regard.watch(text, measures=every, keep=["qk", "output"], tokens=labels) as seen:
-            text(batch.ids, attention_mask=batch.mask)
+            text(batch.input_ids, attention_mask=batch.attention_mask)
         seen.save(folder / "text.regard")
         seen.save(folder / "overview.regard", overview=True)
         model = regard.load(models_at / "gpt2")

@@ -63,9 +63,11 @@ def test_ids_are_those_of_transformers(pair: tuple[Model, Any], prompts: list[st
     model, theirs = pair
     two = theirs.config.is_encoder_decoder
     batch = model.tokenizer.batch(prompts, pad="right" if two else "left")
-    wanted = theirs.generate(batch.ids, attention_mask=batch.mask.long(), num_beams=beams, do_sample=False)
+    wanted = theirs.generate(
+        batch.input_ids, attention_mask=batch.attention_mask.long(), num_beams=beams, do_sample=False
+    )
     made = model.generate(prompts, num_beams=beams, temperature=0)
-    start = 1 if two else batch.ids.shape[1]
+    start = 1 if two else batch.input_ids.shape[1]
     assert max(len(one.ids) for one in made) == NEW
     for row, one in zip(wanted, made, strict=True):
         assert row[start : start + len(one.ids)].tolist() == one.ids.tolist()

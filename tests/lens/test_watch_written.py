@@ -21,7 +21,7 @@ import regard
 from regard.generation.loop import generate
 from regard.lens.capture import Capture
 from regard.models.loading import load
-from regard.tasks.images import expand_prompt, without_special
+from regard.tasks.inputs import expand_prompt, without_special
 
 NEW = 5
 ALL = slice(None)
@@ -51,7 +51,7 @@ def caption(directory: Path) -> Made:
 def answer(directory: Path) -> Made:
     model = load(blip(directory, "ForQuestionAnswering"))
     seen, written = watched(model, lambda: model.answer(picture(), "a cat sat", max_new_tokens=NEW))
-    ids, pixels = model.tokenizer.batch(["a cat sat"]).ids, model.preprocessor([picture()]).pixel_values
+    ids, pixels = model.tokenizer.batch(["a cat sat"]).input_ids, model.preprocessor([picture()]).pixel_values
     target = begun(model.start, written)
     return seen, watched(model, lambda: model(ids, pixel_values=pixels, decoder_input_ids=target))[0], "decoder."
 
@@ -68,7 +68,7 @@ def looks(directory: Path) -> Made:
 def two_towers(directory: Path, twin: Callable[[Path], Path]) -> Made:
     model = load(twin(directory))
     seen, written = watched(model, lambda: model.generate("the cat sat", max_new_tokens=NEW))
-    ids, target = model.tokenizer.batch(["the cat sat"]).ids, begun(model.start, written)
+    ids, target = model.tokenizer.batch(["the cat sat"]).input_ids, begun(model.start, written)
     return seen, watched(model, lambda: model(ids, decoder_input_ids=target))[0], "decoder."
 
 

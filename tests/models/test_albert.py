@@ -151,17 +151,17 @@ WEIGHTS = Path(os.environ.get("REGARD_WEIGHTS", "")) / "albert-ko"
 def test_a_trained_korean_albert_computes_what_transformers_computes():
     ours = load(WEIGHTS)
     batch = ours.tokenizer.batch(["나는 오늘 아침에 밥을 [MASK] 학교에 갔다.", "그는 책을 [MASK]."])
-    given = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+    given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask.long()}
     kind = transformers.AlbertForMaskedLM
     baseline = kind.from_pretrained(WEIGHTS, attn_implementation="eager").eval()
     truth = kind.from_pretrained(WEIGHTS, attn_implementation="eager").double().eval()
     with torch.no_grad():
-        mine, base = ours(batch.ids, batch.mask).logits, baseline(**given).logits
+        mine, base = ours(batch.input_ids, batch.attention_mask).logits, baseline(**given).logits
         with widened():
             exact = truth(**given).logits
-    real = batch.mask
+    real = batch.attention_mask
     step = torch.finfo(torch.float32).eps * float(exact[real].abs().max())
     allowed = 2 * (largest_error(base[real], exact[real])[0] + step)
     assert largest_error(mine[real], exact[real])[0] <= allowed
-    hidden = batch.ids[0] == ours.tokenizer.ids_of.mask
+    hidden = batch.input_ids[0] == ours.tokenizer.ids_of.mask
     assert ours.tokenizer.decode(mine[0][hidden].argmax(-1)) == "먹고"

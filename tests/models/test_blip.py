@@ -530,4 +530,7 @@ def test_texts_are_cut_as_transformers_cuts_them(tmp_path):
         theirs = AutoTokenizer.from_pretrained(tmp_path)(asked)["input_ids"]
         assert [Tokenizer.open(tmp_path).encode(text).ids for text in asked] == theirs
     batch = model.tokenizer.batch(asked[:2])
-    assert model.prompt(batch.ids, batch.mask)[0].tolist() == [[1, 5, 6, 7, 9, 8, 10], [0, 0, 0, 0, 0, 1, 9]]
+    assert model.prompt(batch.input_ids, batch.attention_mask)[0].tolist() == [
+        [1, 5, 6, 7, 9, 8, 10],
+        [0, 0, 0, 0, 0, 1, 9],
+    ]

@@ -732,7 +732,7 @@ def test_the_placeholder_is_the_tokenizers(tmp_path):
     model = load(speaking(tmp_path, "IdeficsForVisionText2Text", config, (rust, names)))
     assert (model.placeholder, model.vocabulary) == (words + 1, words + 2)
     text = "A cat<fake_token_around_image><image><fake_token_around_image>sat"
-    ids = model.tokenizer.batch([text]).ids
+    ids = model.tokenizer.batch([text]).input_ids
     assert model.tokenizer.tokens(ids[0]).count("<image>") == 1
     assert model.tokenizer.decode(ids[0], special=True).count("<fake_token_around_image>") == 2
     at = (ids[0] == model.placeholder).int().argmax()

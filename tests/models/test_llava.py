@@ -679,7 +679,7 @@ def test_questions_about_photographs_are_read_as_the_processor_reads_them(config
         photos = [open_image(file).image for file in files]
         theirs = made(text=question, images=photos or None, return_tensors="pt")
         seen = model.preprocessor(files) if files else None
-        ids = model.tokenizer.batch([model.expand(question, None if seen is None else seen.pixel_values)]).ids
+        ids = model.tokenizer.batch([model.expand(question, None if seen is None else seen.pixel_values)]).input_ids
         assert torch.equal(ids, theirs["input_ids"])
         if seen is not None:
             assert torch.equal(seen.pixel_values, theirs["pixel_values"])

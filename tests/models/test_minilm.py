@@ -11,7 +11,7 @@ import torch
 from twins import widened
 
 import regard
-from regard.tasks.embedding import said_by
+from regard.tasks.text import read_pooling
 from regard.testing import largest_error
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +66,7 @@ def test_embeddings_are_those_of_transformers_with_mean_pooling(directory: Path,
 
 
 def test_checkpoint_asks_for_the_mean_and_for_length_one(directory: Path, model: Any) -> None:
-    assert said_by(directory) == ("mean", True)
+    assert read_pooling(directory) == ("mean", True)
     vectors = model.embed(TEXTS)
     plain = model.embed(TEXTS, pooling="mean", normalize=False)
     assert torch.equal(vectors, torch.nn.functional.normalize(plain, dim=-1))
@@ -86,7 +86,7 @@ def test_text_longer_than_max_seq_length_is_cut_there_if_asked(model: Any) -> No
 
 
 def test_watch_finds_it_and_animal_in_our_own_model(model: Any) -> None:
-    ids = model.tokenizer.batch([SENTENCE]).ids
+    ids = model.tokenizer.batch([SENTENCE]).input_ids
     alone = model(ids).last_hidden_state
     with regard.watch(model, keep="qk", tokens=model.tokens(ids)) as seen:
         watched = model(ids).last_hidden_state

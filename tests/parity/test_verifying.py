@@ -426,7 +426,7 @@ def test_no_texts_are_refused(with_words):
 def test_a_text_without_a_token_is_refused(with_words):
     model = regard.load(with_words)
     empty = model.tokenizer.batch(["yes", "no"])
-    empty.mask[1] = False
+    empty.attention_mask[1] = False
     model.tokenizer.batch = lambda *given, **more: empty
     with pytest.raises(ValueError, match=r"text.*1"):
         regard.verify(model, texts=["yes", ""])

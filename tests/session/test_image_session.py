@@ -20,7 +20,7 @@ import regard
 from regard.models.loading import load
 from regard.session.image_session import WRITTEN, look_at_image
 from regard.session.session import Session
-from regard.tasks.images import expand_prompt, question_prompt, without_special
+from regard.tasks.inputs import expand_prompt, question_prompt, without_special
 
 PHOTO = picture(1)
 ALL = slice(None)
@@ -67,7 +67,7 @@ def write(model: Any, text: str | None, **how: Any) -> Any:
 
 def prompt_of(model: Any, text: str) -> list[int]:
     asked = expand_prompt(model, question_prompt(model, text), model.preprocessor([PHOTO]).pixel_values)
-    found = without_special(model, [asked])[0] if hasattr(model, "looks") else model.tokenizer.batch([asked]).ids
+    found = without_special(model, [asked])[0] if hasattr(model, "looks") else model.tokenizer.batch([asked]).input_ids
     return found[0].tolist()
 
 

@@ -120,7 +120,7 @@ def test_too_many_weights_and_none_at_all_are_told(monkeypatch: Any, tmp_path: P
     assert obstacle(layers, queries=[3]) is None
     model = regard.load(bert(tmp_path / "bert", "Model"))
     with regard.watch(model) as seen:
-        model(model.tokenizer.batch(["a cat"]).ids)
+        model(model.tokenizer.batch(["a cat"]).input_ids)
     assert obstacle(layers_of(Session("bare", seen, ("[CLS]", "a", "cat", "[SEP]")))) == "weights"
 
 

@@ -11,7 +11,7 @@ import torch
 from speaking_twins import bart, bert, gpt2
 
 from regard.models.loading import load
-from regard.tasks.embedding import pool, said_by
+from regard.tasks.text import pool, read_pooling
 
 TEXTS = ["The animal was tired", "고양이", "it", "a cat sat on the mat because it was too small", "Seoul"]
 
@@ -119,11 +119,11 @@ def modes(**on: bool) -> dict[str, Any]:
     ],
 )
 def test_recipe_is_that_of_modules_json(tmp_path: Path, kinds: Any, pooling: Any, said: Any) -> None:
-    assert said_by(written(tmp_path, kinds, pooling)) == said
+    assert read_pooling(written(tmp_path, kinds, pooling)) == said
 
 
 def test_without_files_it_is_the_mean(tmp_path: Path) -> None:
-    assert said_by(tmp_path) == said_by(None) == ("mean", False)
+    assert read_pooling(tmp_path) == read_pooling(None) == ("mean", False)
 
 
 def test_embed_follows_the_recipe_and_the_caller_wins(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_what_sentence_transformers_would_do_and_embed_does_not_is_refused(
     tmp_path: Path, kinds: Any, pooling: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        said_by(written(tmp_path, kinds, pooling))
+        read_pooling(written(tmp_path, kinds, pooling))
 
 
 def test_both_given_no_file_is_asked(tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_both_given_no_file_is_asked(tmp_path: Path) -> None:
 def test_missing_pooling_file_and_paths_elsewhere_are_refused(tmp_path: Path) -> None:
     written(tmp_path, ["Transformer", "Pooling"])
     with pytest.raises(FileNotFoundError, match=r"Pooling.*1_Pooling/config.json"):
-        said_by(tmp_path)
+        read_pooling(tmp_path)
     (tmp_path / "modules.json").write_text('[{"type": "a.Pooling", "path": "../elsewhere"}]')
     with pytest.raises(ValueError, match=r"Pooling.*'\.\./elsewhere'"):
-        said_by(tmp_path)
+        read_pooling(tmp_path)
     (tmp_path / "modules.json").write_text("[7]")
     with pytest.raises(ValueError, match=r"list.*7"):
-        said_by(tmp_path)
+        read_pooling(tmp_path)
 
 
 def test_capitals_are_made_small_where_the_checkpoint_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from seeing_twins import idefics, llava, picture
 
 from regard.models.loading import load
-from regard.tasks.images import caption_prompt, expand_prompt, placeholder, question_prompt
+from regard.tasks.inputs import caption_prompt, expand_prompt, placeholder, question_prompt
 
 PICTURE = picture(3)
 OTHER = "<|picture|>"

@@ -59,14 +59,14 @@ def test_batches_come_by_length_and_keep_their_numbers(model) -> None:
     for numbers, batch in found:
         for row, number in enumerate(numbers):
             alone = model.tokenizer.encode(texts[number])
-            assert batch.ids[row][batch.mask[row]].tolist() == alone.ids
-    assert found[2][1].ids.shape[1] < found[0][1].ids.shape[1]
+            assert batch.input_ids[row][batch.attention_mask[row]].tolist() == alone.ids
+    assert found[2][1].input_ids.shape[1] < found[0][1].input_ids.shape[1]
 
 
 def test_pairs_are_texts_too(model) -> None:
     ((numbers, batch),) = inputs.batches(model, [("a cat", "it sat")], 7, length=None, truncate=False)
     assert numbers == [0]
-    assert batch.types[0].tolist() == model.tokenizer.encode("a cat", "it sat").types
+    assert batch.token_type_ids[0].tolist() == model.tokenizer.encode("a cat", "it sat").types
 
 
 def test_too_long_a_text_is_named_by_its_own_number_with_both_lengths(model) -> None:
@@ -74,7 +74,7 @@ def test_too_long_a_text_is_named_by_its_own_number_with_both_lengths(model) -> 
     with pytest.raises(ValueError, match=r"text.*1.*43.*37.*truncate=True"):
         list(inputs.batches(model, texts, 1, length=inputs.max_text_positions(model), truncate=False))
     found = {n: b for (n,), b in inputs.batches(model, texts, 1, length=37, truncate=True)}
-    assert found[1].ids.shape == (1, 37)
+    assert found[1].input_ids.shape == (1, 37)
 
 
 def test_text_without_a_token_is_refused(decoder) -> None:
@@ -112,7 +112,7 @@ def test_one_text_that_is_too_long_names_both_lengths(model) -> None:
 
 def test_segments_reach_the_model(model) -> None:
     pair = inputs.single_batch(model, "a cat", "it sat")
-    plain = inputs.BatchEncoding(pair.ids, pair.mask, torch.zeros_like(pair.types))
+    plain = inputs.BatchEncoding(pair.input_ids, pair.attention_mask, torch.zeros_like(pair.token_type_ids))
     assert not torch.equal(
         inputs.run_model(model, pair).last_hidden_state, inputs.run_model(model, plain).last_hidden_state
     )

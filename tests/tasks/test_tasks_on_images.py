@@ -29,8 +29,8 @@ from regard.data.images import open_image
 from regard.generation.text import GenerationOutput
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
-from regard.tasks.matching import Features, Matched
 from regard.tasks.text import Classified
+from regard.tasks.vision import Features, Matched
 
 PICTURES = [picture(0), picture(1, 71, 31), picture(2), picture(3, 30, 30), picture(4, 41, 59)]
 IMAGES = [Image.fromarray(array) for array in PICTURES]
@@ -297,7 +297,7 @@ def test_a_picture_is_looked_at_once_for_all_texts_that_are_judged(twin) -> None
 def test_texts_are_judged_beside_one_picture(twin) -> None:
     _, model = twin(blip, "ForImageTextRetrieval")
     seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
-    ids = model.tokenizer.batch(TEXTS).ids
+    ids = model.tokenizer.batch(TEXTS).input_ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
     with pytest.raises(ValueError, match=r"image.*1.*\(2, 26, 20\)"):
         model.judge(seen, ids)
@@ -889,7 +889,7 @@ def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
 
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
-    found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(words\.ids, words\.mask\).*"
+    found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(.*"
     both = found + r"model\.encode_image\(.*\.pixel_values\).*model\.match\(images, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
         with pytest.raises(ValueError, match=both):
