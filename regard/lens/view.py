@@ -15,9 +15,8 @@ from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import Weights, sources
-from regard.lens.overlays import Overlay, make_overlay
+from regard.lens.overlays import UNPLACED, Overlay, Token, TokenPlacement, make_overlay
 from regard.lens.patterns import Patterns
-from regard.lens.placement import UNPLACED, Token, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import TileGrid
 from regard.masks.token_masks import at_positions
@@ -443,7 +442,7 @@ class View:
 
         Example:
             >>> import torch, regard
-            >>> from regard.lens.placement import TokenPlacement
+            >>> from regard.lens.overlays import TokenPlacement
             >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
             >>> view = replace(regard.look(x, x, x), placed=TokenPlacement(sides=(sides,)))
             >>> view.overlay(token="cls").mass.round(2)

@@ -1,27 +1,397 @@
-"""The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks.
-
-A check is a function from an `Examination` to findings. Checks read the facts that were kept of each call (`facts.py`)
-and a few numbers per head; nothing is computed again.
-"""
+"""The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from math import inf
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from regard import tables
 from regard.lens.doctor.facts import Facts, RowCount
-from regard.lens.doctor.report import Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
+from regard.locale import translate
+from regard.stages import Lang
 
 if TYPE_CHECKING:
     from regard.lens.view import Record
 
-__all__ = ["CHECKS", "Check", "Examination", "examine"]
+Severity = Literal["error", "warning", "note"]
+"""error: results are wrong; warning: they probably are; note: worth knowing."""
+
+Value = str | int | tuple[int, ...]
+
+MOST_DRAWN = 6  # masks; the others are in the table
+LEGEND = "■ visible  ▒ partly  · hidden"
+
+FINDINGS: dict[str, tuple[str, str]] = {
+    "empty rows": (
+        "{tokens} of {total} rows (a row is one query in one head) see no key at all; the first is {example}",
+        "let each query see at least its own position; what such a row gives depends on the kernel: 0 or NaN",
+    ),
+    "unhidden rows": (
+        "{tokens} of {total} rows (a row is one query in one head) have every key hidden by a large negative number "
+        "({start} and below), and so look at all of them alike, padding too; the first is {example}",
+        "leave each query a key to see, or hide with −inf or with booleans",
+    ),
+    "zero-one mask": (
+        "the mask is floats 0 and 1, and these are added to the scores: it hides nothing",
+        "pass it as booleans (mask.bool()), or as 0 for visible and −inf for hidden",
+    ),
+    "left padding": (
+        "an encoder with left padding, in {rows} of {batch} batch rows: the first real token does not stand at "
+        "position 0",
+        "pad on the right, unless the model numbers its positions by the mask",
+    ),
+    "right padding": (
+        "a decoder with right padding that generates: the last position of {rows} of {batch} batch rows is padding, "
+        "and the next token is taken from there",
+        'pad on the left (tokenizer.padding_side = "left")',
+    ),
+    "right padding once": (
+        "a decoder with right padding, in {rows} of {batch} batch rows: their last position is padding",
+        "right for training; to continue the text, pad on the left or read each row at its last token",
+    ),
+    "upper left": (
+        "causal from the upper left, with {nq} queries and {nk} keys: query 0 stands at position {offset} instead "
+        "of {usual}, so that nobody sees the last keys ({unseen})",
+        "torch's is_causal counts from the first key; behind a cache, pass a mask, or none for a single query",
+    ),
+    "mixed causality": (
+        "layers of one stack differ: {causal} hide the future, {open} do not",
+        "check the mask that the second ones are given",
+    ),
+    "decoder sees ahead": (
+        "named a decoder, but every query sees the keys after it as well; mask: {mask}",
+        "right for decoders that fill all places at once; a language model needs a causal mask",
+    ),
+    "causal twice": (
+        "the future is hidden twice, by the causal flag and by the mask",
+        "harmless where both agree; one of them is enough, and the flag alone is faster",
+    ),
+    "masks differ": (
+        "layers of one stack have {count} different masks: {list}",
+        "as it should be where full and windowed layers alternate",
+    ),
+    "nan arrived": (
+        "NaN came in with {list}, here for the first time; later calls with some: {later}",
+        "look at what runs before this module: its weights, its inputs, the layer before",
+    ),
+    "nan born": (
+        "NaN was born here: {list} from inputs that have none; later calls with some: {later}",
+        "",
+    ),
+    "infinity arrived": (
+        "infinite numbers came in with {list}, here for the first time; later calls with some: {later}",
+        "look at what runs before this module; float16 ends at 65504, bfloat16 does not",
+    ),
+    "infinity born": (
+        "infinite numbers were born here: {list} from inputs that have none; later calls with some: {later}",
+        "",
+    ),
+    "large logits": (
+        "{count} of {total} heads have logits above 10,000; head (its largest logit): {list}",
+        "softmax is one-hot at such logits (entropy collapse): gradients vanish, rounding can decide which key is "
+        "taken, and float16 ends at 65504; check the scale, or bound q·k by QK-norm or a softcap",
+    ),
+    "sinks": (
+        "{count} of {total} heads rest on one key, with 0.9 of their attention or more; per layer: {list}",
+        "common; leave that key out of figures, where it would hide everything else",
+    ),
+    "dead heads": (
+        "{count} of {total} heads look at all keys alike or say the same for every query; per layer: {list}",
+        "such heads tell nothing apart; pruning them should change little",
+    ),
+    "edited weights": (
+        "the weights were edited after the softmax, in {calls}: shown is what was multiplied with the values",
+        "rows need not sum to 1: entropy is NaN in those that do not, and lse and the largest score are not known",
+    ),
+}
+"""Code of a finding → what is wrong, and what to do; where the latter is empty, `WHY` has it."""
+
+WHY = {
+    "empty": "some rows see nothing, of which this kernel makes NaN: let each query see at least its own position",
+    "overflow": "the scores or the sum overflow: compute in bfloat16 or float32, or look for very large q and k",
+}
+
+TERMS = {
+    "self": "self",
+    "cross": "cross",
+    "none": "none",
+    "all visible": "all visible",
+    "all so far": "all so far",
+    "no": "no",
+    "flag": "by the flag",
+    "in mask": "by the mask",
+    "both": "by both",
+    "one query": "one query",
+    "additive": "additive",
+    "zero-one": "zero-one",
+    "large negative": "large negative",
+    "minus infinity": "minus infinity",
+}
+SAID: dict[Lang, dict[str, str]] = {
+    lang: {code: translate(text, lang) for code, text in TERMS.items()} for lang in get_args(Lang)
+}
+"""Values of `Facts` in words, by language; other values are printed as they are."""
+
+
+def check_lang(lang: Lang) -> None:
+    """Raise ValueError for a language other than "en" and "ko"."""
+    if lang not in get_args(Lang):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+
+
+def format_ranges(numbers: Iterable[int], comma: str = ",") -> str:
+    """Ascending numbers with ranges.
+
+    >>> format_ranges([0, 1, 2, 5])
+    '0–2,5'
+    """
+    ascending = sorted(set(numbers))
+    starts = [n for n in ascending if n - 1 not in ascending]
+    ends = [n for n in ascending if n + 1 not in ascending]
+    return comma.join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def format_calls(numbers: Sequence[int], lang: Lang = "en") -> str:
+    """Some of the calls of a module.
+
+    >>> format_calls([0, 1, 2, 5]), format_calls([3], "ko")
+    ('calls 0–2, 5', '호출 3')
+    """
+    calls = format_ranges(numbers, ", ")
+    if len(numbers) > 1:
+        return translate("calls {calls}", lang, calls=calls)
+    return translate("call {calls}", lang, calls=calls)
+
+
+def stack_of(path: str) -> tuple[str, ...]:
+    """The path without its numbers: equal for the layers of one stack.
+
+    >>> stack_of("encoder.layer.7.attention")
+    ('encoder', 'layer', '#', 'attention')
+    """
+    return tuple("#" if part.isascii() and part.isdigit() else part for part in path.split("."))
+
+
+def merge_paths(paths: Iterable[str]) -> str:
+    """Paths that differ in numbers only as one, with ranges, in order of appearance. The model itself is (model).
+
+    >>> merge_paths(["layers.0.attn", "layers.1.attn", "layers.3.attn", "head"])
+    'layers.0–1,3.attn, head'
+    """
+    stacks: dict[tuple[str, ...], list[list[str]]] = {}
+    for path in dict.fromkeys(paths):
+        stacks.setdefault(stack_of(path), []).append((path or "(model)").split("."))
+    merged = []
+    for members in stacks.values():
+        differing = [at for at, parts in enumerate(zip(*members, strict=True)) if len(set(parts)) > 1]
+        if not differing:
+            merged.append(".".join(members[0]))
+            continue
+        at, groups = differing[-1], dict[tuple[str, ...], list[int]]()
+        for member in members:
+            groups.setdefault((*member[:at], *member[at + 1 :]), []).append(int(member[at]))
+        merged += [".".join([*rest[:at], format_ranges(n), *rest[at:]]) for rest, n in groups.items()]
+    return ", ".join(merged)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the doctor found, in one layer or in several alike.
+
+    Attributes:
+        severity: "error", "warning" or "note".
+        code: a key of `FINDINGS`; stable, for programs.
+        paths: the modules it was found in, in call order.
+        values: the values of its sentences, by name.
+
+    Example:
+        >>> Finding("error", "zero-one mask", ("layers.0.attn", "layers.1.attn")).text()
+        'the mask is floats 0 and 1, and these are added to the scores: it hides nothing'
+    """
+
+    severity: Severity
+    code: str
+    paths: tuple[str, ...]
+    values: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The first module it was found in."""
+        return self.paths[0]
+
+    @property
+    def where(self) -> str:
+        """All its modules, merged."""
+        return merge_paths(self.paths)
+
+    def text(self, lang: Lang = "en") -> str:
+        """What is wrong. lang: "en" or "ko"."""
+        return self._sentence(FINDINGS[self.code][0], lang)
+
+    def advice(self, lang: Lang = "en") -> str:
+        """What to do about it. lang: "en" or "ko"."""
+        return self._sentence(FINDINGS[self.code][1] or WHY[str(dict(self.values)["why"])], lang)
+
+    def _sentence(self, template: str, lang: Lang) -> str:
+        check_lang(lang)
+        values: dict[str, object] = dict(self.values)
+        if isinstance(example := values.get("example"), tuple):
+            batch, head, query = example
+            text = "batch row {batch}, head {head}, query {query}"
+            values["example"] = translate(text, lang, batch=batch, head=head, query=query)
+        if isinstance(calls := values.get("calls"), tuple):
+            values["calls"] = format_calls(calls, lang)
+        return translate(template, lang, **values)
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.where}: {self.text()}. {self.advice()}"
+
+
+@dataclass(frozen=True, eq=False)
+class MaskUse:
+    """One mask and the modules that used it.
+
+    Attributes:
+        facts: of the first call with it.
+        kind: "self" or "cross".
+        paths: the modules, in call order.
+        calls: number of calls.
+        keys: fewest and most keys; steps of generation, each with one key more, count as one mask.
+    """
+
+    facts: Facts
+    kind: str
+    paths: tuple[str, ...]
+    calls: int
+    keys: tuple[int, int]
+
+    def row(self, lang: Lang) -> list[str]:
+        """Its line in the table."""
+        low, high = self.keys
+        sizes = f"{self.facts.sizes[2]} × {low if low == high else f'{low}–{high}'}"
+        names = (self.kind, self.facts.mask, self.facts.causal, self.facts.bias_kind or "–")
+        return [merge_paths(self.paths), *(SAID[lang].get(name, name) for name in names), sizes, str(self.calls)]
+
+    @property
+    def drawable(self) -> bool:
+        """Whether there is more than one query, and something hidden."""
+        return self.facts.sizes[2] > 1 and bool((self.facts.bands < 255).any())
+
+    def drawing(self, lang: Lang) -> str:
+        """Its bands under a caption; of several batch rows the first that has padding."""
+        bands, (_, _, nq, nk) = self.facts.bands, self.facts.sizes
+        b = next((b for b, side in enumerate(self.facts.sides[: len(bands)]) if side is not None), 0)
+        b = min(b, len(bands) - 1)
+        caption = translate(
+            "{where}: {mask} ({batch}{nq} queries × {nk} keys)",
+            lang,
+            where=merge_paths(self.paths),
+            mask=SAID[lang].get(self.facts.mask, self.facts.mask),
+            batch=translate("batch row {b}, head {h}; ", lang, b=b, h=0) if bands.shape[0] * bands.shape[1] > 1 else "",
+            nq=nq,
+            nk=nk,
+        )
+        return f"{caption}\n{draw(bands[b, 0])}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagnosis:
+    """The result of `examine`. Prints as text, and as tables in a notebook; `text("ko")` is Korean.
+
+    Attributes:
+        findings: the most severe first, then in call order.
+        masks: the masks that were used, each once.
+        calls: number of calls.
+        modules: number of modules that made them.
+        unread: number of calls that could not be read.
+    """
+
+    findings: tuple[Finding, ...]
+    masks: tuple[MaskUse, ...]
+    calls: int
+    modules: int
+    unread: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing worse than a note was found."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    def text(self, lang: Lang = "en") -> str:
+        """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
+        check_lang(lang)
+        indent = " " * 9
+        parts = [self._title(lang)]
+        for finding in self.findings:
+            lines = (finding.where, finding.text(lang), f"→ {finding.advice(lang)}")
+            parts.append(tables.pad(translate(finding.severity, lang), len(indent)) + f"\n{indent}".join(lines))
+        if self.masks:
+            parts.append(tables.text(*self._table(lang), right=[6]))
+        drawn, left_out = self._drawn(lang)
+        return "\n\n".join([*parts, *drawn, *([translate(LEGEND, lang)] if drawn else []), *left_out])
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{escape(self._title('en'))}</p>"]
+        if self.findings:
+            rows = [[f.severity, f.where, f.text(), f.advice()] for f in self.findings]
+            parts.append(tables.html(["", "where", "what", "what to do"], rows))
+        if self.masks:
+            parts.append(tables.html(*self._table("en"), right=[6]))
+        drawn, left_out = self._drawn("en")
+        parts += [f"<pre>{escape(text)}</pre>" for text in drawn]
+        parts += [f"<p>{escape(line)}</p>" for line in ([LEGEND] if drawn else []) + left_out]
+        return "\n".join(parts)
+
+    def _title(self, lang: Lang) -> str:
+        counts = [(name, sum(f.severity == name for f in self.findings)) for name in get_args(Severity)]
+        title = translate(
+            "{calls} in {modules}: {found}",
+            lang,
+            calls=_count("attention call", self.calls, lang),
+            modules=_count("module", self.modules, lang),
+            found=", ".join(_count(name, n, lang) for name, n in counts if n) or translate("nothing found", lang),
+        )
+        if not self.unread:
+            return title
+        unread = translate("calls that could not be read and are not judged: {unread}", lang, unread=self.unread)
+        return f"{title}\n{unread}"
+
+    def _table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
+        headers = translate("where|kind|mask|future hidden|bias|queries × keys|calls", lang).split("|")
+        return headers, [use.row(lang) for use in self.masks]
+
+    def _drawn(self, lang: Lang) -> tuple[list[str], list[str]]:
+        """Drawings of the first masks, and a line on how many are left out."""
+        drawable = [use for use in self.masks if use.drawable]
+        more = len(drawable) - MOST_DRAWN
+        left_out = [translate("masks that are not drawn: {more}", lang, more=more)] if more > 0 else []
+        return [use.drawing(lang) for use in drawable[:MOST_DRAWN]], left_out
+
+
+def draw(bands: Tensor) -> str:
+    """Bands (R, C) as text: ■ all visible, ▒ partly, · hidden.
+
+    >>> import torch
+    >>> print(draw(torch.tensor([[255, 0], [255, 128]])))
+    ■ ·
+    ■ ▒
+    """
+    return "\n".join(" ".join("■" if n == 255 else "▒" if n else "·" for n in row) for row in bands.tolist())
+
+
+def _count(noun: str, n: int, lang: Lang) -> str:
+    return translate(f"{{n}} {noun}" if n == 1 else f"{{n}} {noun}s", lang, n=n)
+
 
 SINK = 0.9  # of a head's attention on one key
 EVEN = 0.98  # of the largest entropy

@@ -318,7 +318,7 @@ def unsupported_reason(call: Call, wanted: MeasureOptions) -> str | None:
 
 
 def measure(call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks | None = None) -> dict[str, Tensor]:
-    """What `wanted` names, as regard.lens.measures.streaming.measure gives it; `call` is one it supports.
+    """What `wanted` names, as regard.lens.measures.engines.measure gives it; `call` is one it supports.
 
     lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
     "lse" is there as well, in fp64: of fp64 scores in heads where it is large, and else as given.
