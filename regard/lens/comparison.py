@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.doctor import check_lang, merge_paths
+from regard.lens.doctor import check_lang, merge_paths
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
 from regard.locale import translate

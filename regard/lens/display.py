@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor.doctor import SAID, check_lang, format_calls
+from regard.lens.doctor import SAID, check_lang, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
 from regard.locale import translate

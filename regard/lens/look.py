@@ -6,11 +6,11 @@ from typing import Any
 
 from regard.backends.call import prepare
 from regard.checks import check_dense
-from regard.lens.doctor.visibility import summarise_mask
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, TOP, read_measures
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.view import View
+from regard.lens.visibility import summarise_mask
 from regard.op import attention
 
 __all__ = ["look"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regard.lens.assembly import StepLink
-    from regard.lens.doctor.facts import Facts
+    from regard.lens.facts import Facts
 
 __all__ = ["PER_QUERY", "KeyTokens", "KnownVisibility", "Record", "TopLinks", "View", "Visibility"]
 
@@ -51,7 +51,7 @@ class TopLinks:
 
 
 class Visibility(Protocol):
-    """What the mask of a call leaves visible: `regard.lens.doctor.visibility.MaskSummary` or `KnownVisibility`."""
+    """What the mask of a call leaves visible: `regard.lens.visibility.MaskSummary` or `KnownVisibility`."""
 
     @property
     def visible(self) -> Tensor | None:

@@ -14,11 +14,10 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from regard.lens import facts
 from regard.lens.assembly import RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import facts
-from regard.lens.doctor.doctor import merge_paths
-from regard.lens.doctor.visibility import MaskSummary, summarise_mask
+from regard.lens.doctor import merge_paths
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, TOP
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
@@ -27,6 +26,7 @@ from regard.lens.taps.callers import original_path
 from regard.lens.taps.calls import ObservedCall, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import KnownVisibility, View
+from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.lens.watch_options import CallStore, LayerFilter, WatchOptions, read_watch_options
 from regard.nn.attention import MultiHeadAttention
 

@@ -5,8 +5,8 @@ from math import inf, nan
 import pytest
 import torch
 
-from regard.lens.doctor import visibility
-from regard.lens.doctor.visibility import THRESHOLD, classify, hiding_numbers, kind_of
+from regard.lens import visibility
+from regard.lens.visibility import THRESHOLD, classify, hiding_numbers, kind_of
 from regard.masks.biases import DenseBias
 from regard.positions import alibi
 

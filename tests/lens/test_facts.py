@@ -13,9 +13,9 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import visibility
-from regard.lens.doctor.facts import Facts, RowCount, read, read_weights
-from regard.lens.doctor.visibility import summarise_mask
+from regard.lens import visibility
+from regard.lens.facts import Facts, RowCount, read, read_weights
+from regard.lens.visibility import summarise_mask
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5

@@ -8,8 +8,8 @@ import torch
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import visibility
-from regard.lens.doctor.visibility import MaskSummary, summarise_mask
+from regard.lens import visibility
+from regard.lens.visibility import MaskSummary, summarise_mask
 
 B, H, N, D = 2, 3, 7, 5
 BANDS = [None, masks.causal(), masks.causal(offset=-2), masks.window(2, 1), masks.window(0, 3, offset=1)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor.facts import Facts, RowCount
+from regard.lens.facts import Facts, RowCount
 from regard.locale import translate
 from regard.stages import Lang
 
@@ -449,7 +449,7 @@ def examine(
         >>> import torch
         >>> from types import SimpleNamespace
         >>> from regard.backends.call import prepare
-        >>> from regard.lens.doctor.facts import read
+        >>> from regard.lens.facts import read
         >>> x = torch.zeros(1, 2, 3, 4)
         >>> call = prepare(x, x, x, bias=torch.ones(3, 3).tril())
         >>> print(examine([SimpleNamespace(path="attn", n=0, kind="self", facts=read(call), heads={})]))

@@ -437,7 +437,7 @@ def trace(seen: Visible, kind: str = "self") -> TracedBand:
     """Find the simplest band that shows exactly what is seen, and the padding that it leaves. Reads no number back.
 
     >>> from math import inf
-    >>> from regard.lens.doctor.visibility import survey
+    >>> from regard.lens.visibility import survey
     >>> from regard.masks import causal, padding
     >>> traced = trace(survey(causal() & padding([2, 4]), None, -inf, 4, 4, torch.device("cpu")))
     >>> traced.numbers.tolist(), traced.padding.int().tolist()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.doctor.visibility import (
+from regard.lens.visibility import (
     THRESHOLD,
     BiasKind,
     MaskSummary,
