@@ -87,7 +87,7 @@ def assert_links(found: dict[str, Tensor], case: Case, dtype: torch.dtype, top: 
     assert torch.equal(key >= 0, torch.arange(top) < visible), f"{case}: −1 elsewhere than beyond what is visible"
     ordered = key.masked_fill(key < 0, -2).sort(-1).values
     assert not bool(((ordered.diff() == 0) & (ordered[..., 1:] >= 0)).any()), f"{case}: a key twice"
-    streamed = engines.measure(prepare(q, k, v, **extra), base.lse, read_measures("top", top=top))
+    streamed = engines.measure_in_torch(prepare(q, k, v, **extra), base.lse, read_measures("top", top=top))
     assert torch.equal(found["top_tied"].cpu(), streamed["top_tied"]), f"{case}: tied"
 
 
@@ -199,7 +199,7 @@ def test_parts_of_heads_and_of_queries_give_what_the_whole_gives(
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
     assert_measures(found, *_dense(call, 2), f"parts of {heads} heads, {rows} rows")
-    assert torch.equal(found["top_key"].cpu(), engines.measure(call, lse, wanted)["top_key"])
+    assert torch.equal(found["top_key"].cpu(), engines.measure_in_torch(call, lse, wanted)["top_key"])
 
 
 @pytest.mark.parametrize("mask", [None, masks.window(9, 0), masks.documents([0] * 41 + [1] * 55)])
@@ -210,7 +210,7 @@ def test_sizes_that_fill_the_blocks_need_no_bounds(monkeypatch: pytest.MonkeyPat
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
     assert_measures(found, *_dense(call, 2), f"64 × 96 × 16, {mask!r}")
-    assert torch.equal(found["top_key"].cpu(), engines.measure(call, lse, wanted)["top_key"])
+    assert torch.equal(found["top_key"].cpu(), engines.measure_in_torch(call, lse, wanted)["top_key"])
 
 
 def test_more_heads_than_a_grid_holds_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_sizes_of_zero_give_what_the_streaming_engine_gives(lacking: str) -> Non
     q = torch.zeros(sizes["batch"], 2, sizes["queries"], 7, device=DEVICE)
     k = torch.zeros(sizes["batch"], 2, sizes["keys"], 7, device=DEVICE)
     call, lse = prepare(q, k, k), torch.full((sizes["batch"], 2, sizes["queries"]), -inf, device=DEVICE)
-    ours, streamed = measured(call, lse, ALL), engines.measure(call, lse, ALL)
+    ours, streamed = measured(call, lse, ALL), engines.measure_in_torch(call, lse, ALL)
     del streamed["lse"]
     assert ours.keys() == streamed.keys()
     for name, value in streamed.items():

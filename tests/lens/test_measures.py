@@ -1,6 +1,6 @@
 """Each measure by itself, on tiles made by hand; the arguments that name them; the map's cells.
 
-That the engines hand out the right tiles is in test_streaming.py.
+That the engines hand out the right tiles is in test_engines.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
     """Every measure of one case, lse by our own pass included, obeys the numeric rule."""
     call, truth, baseline = truth_and_baseline(case, dtype, size)
     lse = engines.lse_of(call)
-    found = engines.measure(call, lse, read_measures(NAMES, size, TOP)) | {"lse": lse}
+    found = engines.measure_in_torch(call, lse, read_measures(NAMES, size, TOP)) | {"lse": lse}
     assert found.keys() - {"lse"} == {*NAMES, "top_key", "top_weight", "top_tied"} - {"top"}
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     assert_top(found, baseline, truth, f"{case}, {dtype}")
@@ -103,7 +103,7 @@ def walked(call: Call, monkeypatch: pytest.MonkeyPatch, cells: int) -> list[Weig
     """The tiles of a pass."""
     monkeypatch.setattr(engines, "TILE_CELLS", cells)
     source = engines._FromCall(call, torch.zeros(call.sizes[:3]))
-    return [source.tile(at) for at in source.places()]
+    return [source.tile(at) for group in source.groups() for at in source.tiles(*group)]
 
 
 def plain(batch: int, heads: int, nq: int, nk: int, mask: Any = None, **more: Any) -> Call:
@@ -174,7 +174,7 @@ def test_query_heads_read_the_keys_of_their_group(monkeypatch):
     for cells in (20, 7 * 11 * 2, 7 * 11 * 3, 7 * 11 * 6, 7 * 11 * 8, 7 * 11 * 30):
         monkeypatch.setattr(engines, "TILE_CELLS", cells)
         source = engines._FromCall(call, torch.zeros(2, 6, 7))
-        for at in source.places():
+        for at in (at for group in source.groups() for at in source.tiles(*group)):
             part = expected[at.batch, at.heads, at.rows, at.cols]
             assert torch.allclose(source.scores(at), part, rtol=1e-12, atol=1e-12)
 
@@ -247,7 +247,7 @@ def test_weights_from_elsewhere_are_asked_for_a_tile_at_a_time(monkeypatch):
     lse = engines.lse_of(call)
     names = ALL.names - {"max_logit"}
     found = engines.measure_tiles(Elsewhere(call, lse), MeasureOptions(names, SIZE, TOP))
-    ours = engines.measure(call, lse, MeasureOptions(names, SIZE, TOP))
+    ours = engines.measure_in_torch(call, lse, MeasureOptions(names, SIZE, TOP))
     assert max(asked) <= 900
     assert len(asked) > 3
     base, truth = (
@@ -266,7 +266,7 @@ def test_no_queries_keys_heads_or_batch_rows_measure_as_nothing():
         q, k = torch.zeros(batch, heads, nq, 7), torch.zeros(batch, max(heads, 1), nk, 7)
         call = Call(q, k, k, None, None, 1.0, None, None, 0.0, False, (batch, heads, nq, nk))
         lse = engines.lse_of(call)
-        found = engines.measure(call, lse, ALL)
+        found = engines.measure_in_torch(call, lse, ALL)
         assert bool((lse == -inf).all())
         assert found["received"].shape == (batch, heads, nk)
         assert found["map"].shape == (batch, heads, min(SIZE, nq), min(SIZE, nk))
@@ -286,7 +286,7 @@ def test_numbers_that_are_none_do_not_raise_and_stay_in_their_row(bad):
     q[0, 1, 2] = bad
     call = prepare(q, k, k)
     lse = engines.lse_of(call)
-    found = engines.measure(call, lse, ALL)
+    found = engines.measure_in_torch(call, lse, ALL)
     assert found["entropy"].isnan().nonzero().tolist() == [[0, 1, 2]]
     assert found["received"].isnan().any(-1).tolist() == [[False, True]]
 
@@ -308,7 +308,7 @@ def _extreme(q: Tensor, k: Tensor, **extra: Any) -> None:
     wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
     base, truth = reference.stages(call), reference.stages(prepare(q.double(), k.double(), k.double(), **wide))
     lse = engines.lse_of(call)
-    found = engines.measure(call, lse, ALL) | {"lse": lse}
+    found = engines.measure_in_torch(call, lse, ALL) | {"lse": lse}
     from_lse = torch.exp(base.masked - base.lse.unsqueeze(-1))
     sinks = call.sinks
     baseline = dense_measures(from_lse, base.masked, base.lse, sinks, SIZE)
@@ -321,9 +321,9 @@ def test_measures_carry_no_gradient_and_autocast_does_not_reach_them():
     sinks = torch.randn(2, requires_grad=True)
     call = prepare(q, k, k, bias=bias, sinks=sinks)
     lse = engines.lse_of(call)
-    found = engines.measure(call, lse, ALL)
+    found = engines.measure_in_torch(call, lse, ALL)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        again = engines.measure(call, lse, ALL)
+        again = engines.measure_in_torch(call, lse, ALL)
         assert torch.equal(engines.lse_of(call), lse)
     for name, values in {"lse": lse, **found}.items():
         assert not values.requires_grad, name
@@ -336,4 +336,4 @@ def test_a_pass_runs_under_inference_mode():
         q = torch.randn(1, 2, 7, 5)
         call = prepare(q, q, q, mask=masks.causal())
         lse = engines.lse_of(call)
-        assert engines.measure(call, lse, ALL)["entropy"].shape == (1, 2, 7)
+        assert engines.measure_in_torch(call, lse, ALL)["entropy"].shape == (1, 2, 7)
