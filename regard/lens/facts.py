@@ -1,16 +1,7 @@
 """`Facts`: mask, bias and bad numbers of one attention call, small enough to keep after the call and to save.
 
-    >>> import torch, regard
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(2, 3, 5, 4)
-    >>> facts = read(prepare(x, x, x, mask=torch.tensor([True, True, True, True, False]).expand(2, 1, 5, 5)))
-    >>> facts.mask, facts.causal, facts.sides
-    ('all visible, padding right', 'no', ('right', 'right'))
-
 A mask that came as cells is named by what it shows, from counts per row (`visibility.py`): N×N is never built. A bias
 that hides, by −∞ or by numbers such as −1e9, is read as the mask it stands for.
-
-Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
 """
 
 from __future__ import annotations
@@ -44,8 +35,6 @@ from regard.masks.biases import DenseBias
 from regard.masks.mask import TileGrid
 from regard.masks.token_masks import Queries, at_positions
 
-__all__ = ["Causality", "Facts", "RowCount", "read", "read_weights"]
-
 Causality = Literal["no", "flag", "in mask", "both", "one query"]
 """How the future is hidden: not, by a causal rule, by cells, numbers or another rule, by both; one query has none."""
 
@@ -55,17 +44,11 @@ LONGEST = 100  # characters of a mask's repr
 
 @dataclass(frozen=True)
 class RowCount:
-    """Number of queries of one kind, over all batch rows and heads.
-
-    Attributes:
-        count: all of them.
-        tokens: without padding and without queries that `masks.queries` leaves out on purpose.
-        example: (batch row, head, query) of the first, taken from `tokens` if there are any.
-    """
+    """Number of queries of one kind, over all batch rows and heads."""
 
     count: int = 0
-    tokens: int = 0
-    example: tuple[int, int, int] | None = None
+    tokens: int = 0  # without padding and without queries that `masks.queries` leaves out on purpose
+    example: tuple[int, int, int] | None = None  # batch row, head and query of the first, of `tokens` if there are any
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +98,14 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON values."""
-        held = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TENSORS}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TENSORS}
         for name in _ROWS:
-            rows: RowCount = held[name]
-            held[name] = vars(rows) | {"example": None if rows.example is None else list(rows.example)}
-        lists = {"sizes": list(self.sizes), "sides": list(self.sides)}
+            rows: RowCount = values[name]
+            values[name] = vars(rows) | {"example": None if rows.example is None else list(rows.example)}
         if not self.edited:  # written only if True, so that older versions read the file
-            del held["edited"]
-        return held | lists | {"bad": {name: list(counts) for name, counts in self.bad.items()}}
+            del values["edited"]
+        bad = {name: list(counts) for name, counts in self.bad.items()}
+        return values | {"sizes": list(self.sizes), "sides": list(self.sides), "bad": bad}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Facts:
@@ -131,22 +114,17 @@ class Facts:
         wrong = sorted(known ^ values.keys()) + sorted({"bands"} - tensors.keys()) + sorted(tensors.keys() - _TENSORS)
         if wrong:
             raise ValueError(f"these are not the facts of one call: {', '.join(wrong)} missing or unknown")
-        held: dict[str, Any] = {name: values[name] for name in known}
-        rows = {name: RowCount(**held[name] | {"example": _tuple(held[name]["example"])}) for name in _ROWS}
-        lists = {name: _tuple(held[name]) for name in ("sizes", "sides")}
-        bad = {name: _tuple(counts) for name, counts in held["bad"].items()}
-        return cls(**held | rows | lists | {"bad": bad}, bands=tensors["bands"], padding=tensors.get("padding"))
+        read: dict[str, Any] = {name: values[name] for name in known}
+        for name in _ROWS:
+            example = read[name]["example"]
+            read[name] = RowCount(**read[name] | {"example": None if example is None else tuple(example)})
+        read |= {name: tuple(read[name]) for name in ("sizes", "sides")}
+        read["bad"] = {name: tuple(counts) for name, counts in read["bad"].items()}
+        return cls(**read, bands=tensors["bands"], padding=tensors.get("padding"))
 
 
 _TENSORS = frozenset({"bands", "padding"})
 _ROWS = ("empty_rows", "unhidden_rows")
-
-
-def _tuple(value: Any) -> Any:
-    return None if value is None else tuple(value)
-
-
-# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def read(
@@ -157,83 +135,57 @@ def read(
     kind: str = "self",
     sight: MaskSummary | None = None,
 ) -> Facts:
-    """The facts of a call. On a GPU it waits three times at most, four if tiles of a rule must be computed.
+    """The facts of a call, whose tensors, output (B, H, Nq, Dv) and lse (B, H, Nq) are searched for NaN and infinity.
 
-    Args:
-        call: as `regard.backends.call.prepare` gives it; q, k and v are searched for NaN and infinity.
-        output: (B, H, Nq, Dv) its output, searched likewise.
-        lse: (B, H, Nq) its log-sum-exp, searched likewise.
-        kind: "self", or "cross", where a query has no place among the keys and so is never padding.
-        sight: the result of `summarise_mask(call, kind)`, if it is there already.
-
-    Raises:
-        ValueError: for another kind, and for a sight of another kind.
-
-    Example:
-        >>> from regard import masks
-        >>> from regard.backends.call import prepare
-        >>> x = torch.zeros(1, 1, 3, 2)
-        >>> read(prepare(x, x, x, mask=masks.causal(offset=-1))).empty_rows
-        RowCount(count=1, tokens=1, example=(0, 0, 0))
+    On a GPU it waits three times at most, four if tiles of a rule must be computed. kind: "self", or "cross", where a
+    query has no place among the keys and so is never padding. sight: `summarise_mask(call, kind)`, if known already.
     """
-    if sight is not None and sight.kind != kind:
-        raise ValueError(f"sight is of {sight.kind}-attention but kind is {kind!r}: use summarise_mask(call, {kind!r})")
     call = call.in_torch()
     sight = summarise_mask(call, kind) if sight is None else sight
-    given = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
+    tensors = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
     if isinstance(call.bias, DenseBias):
-        given["bias"] = dense_cells(call.bias.cells)
-    return _facts(sight, call.sizes, given, call.softcap)
+        tensors["bias"] = dense_cells(call.bias.cells)
+    return _facts(sight, call.sizes, tensors, call.softcap)
 
 
 def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
-    """The facts of a softmax that a model computes itself, from its scores and weights.
+    """The facts of a softmax that a model computes itself, from its scores or weights (B, H, Nq, Nk), or both.
 
-    What else was added to the scores cannot be told: `bias_kind` is "large negative" or None.
-
-    Args:
-        scores: (B, H, Nq, Nk), or Nk + 1 with a sink's column last; −∞ and large negative numbers hide.
-        weights: (B, H, Nq, Nk). Without scores, weights of exactly 0 count as hidden.
-        kind: as in `read`.
-
-    Raises:
-        ValueError: for another kind, if both tensors are None, or if their shapes do not fit.
-
-    Example:
-        >>> hidden = torch.ones(3, 3).triu(1).bool()
-        >>> scores = torch.zeros(1, 1, 3, 3).masked_fill(hidden, torch.finfo(torch.float32).min)
-        >>> read_weights(scores, scores.softmax(-1)).mask
-        'causal'
+    Scores may have a sink's column last; −∞ and large negative numbers hide. Without scores, weights of exactly 0 count
+    as hidden. What else was added to the scores is not known: `bias_kind` is "large negative" or None.
     """
-    made = scores if weights is None else weights
-    if made is None:
-        raise ValueError("scores or weights must be given; both are None")
-    batch, heads, nq, nk = made.shape
-    given = {"scores": scores, "weights": weights}
+    shaped = scores if weights is None else weights
+    assert shaped is not None
+    _, _, nq, nk = shaped.shape
+    tensors = {"scores": scores, "weights": weights}
     if scores is None:
-        return _facts(MaskSummary(nq, nk, made.device, DenseMask(made.detach() != 0), kind=kind), made.shape, given)
-    if tuple(scores.shape) not in ((batch, heads, nq, nk), (batch, heads, nq, nk + 1)):
-        raise ValueError(f"scores {tuple(scores.shape)} do not go with weights {(batch, heads, nq, nk)}")
-    hiding = scores[..., :nk].detach()
-    found, start = classify(hiding)
-    known: BiasKind | None = "large negative" if found == "large negative" else None
-    sight = MaskSummary(nq, nk, made.device, None, hiding if found in THRESHOLD else None, kind, known, start)
-    return _facts(sight, made.shape, given)
-
-
-# --------------------------------------------------------------------------------------------------------- put together
+        sight = MaskSummary(nq, nk, shaped.device, DenseMask(shaped.detach() != 0), kind=kind)
+    else:
+        hiding = scores[..., :nk].detach()
+        numbers, start = classify(hiding)
+        known: BiasKind | None = "large negative" if numbers == "large negative" else None
+        sight = MaskSummary(nq, nk, shaped.device, None, hiding if numbers in THRESHOLD else None, kind, known, start)
+    return _facts(sight, shaped.shape, tensors)
 
 
 def _facts(
-    sight: MaskSummary, sizes: Sequence[int], given: Mapping[str, Tensor | None], softcap: float | None = None
+    sight: MaskSummary, sizes: Sequence[int], tensors: Mapping[str, Tensor | None], softcap: float | None = None
 ) -> Facts:
     batch, heads, nq, nk = sizes
     seen, traced = sight.survey, sight.traced
 
     # 1. On the device: counts of rows, and one flag per tensor. NaN shows in aminmax without a tensor of that size.
     excused = _excused(sight)
-    rows = [_count(x, excused, (batch, heads, nq)) for x in (sight.visible == 0, seen.unhidden > 0)]
-    numbers = {name: x.detach() for name, x in given.items() if x is not None and x.numel()}
+    rows = []  # how many, how many that are not excused, and the first of either, counted over (B, H, Nq)
+    for chosen in (sight.visible == 0, seen.unhidden > 0):
+        every = chosen.expand(batch, heads, nq)
+        counted = every, every & ~excused
+        if every.numel():
+            first = (x.reshape(-1).to(torch.uint8).argmax() for x in counted)
+            rows.append(torch.stack([*(x.sum() for x in counted), *first]))
+        else:
+            rows.append(torch.zeros(4, dtype=torch.int64, device=every.device))
+    numbers = {name: x.detach() for name, x in tensors.items() if x is not None and x.numel()}
     if "lse" in numbers:  # −∞ is right where a row sees nothing
         numbers["lse"] = torch.where((sight.visible == 0) & (numbers["lse"] == -inf), 0, numbers["lse"])
     fine = []
@@ -258,6 +210,10 @@ def _facts(
             nans, infinities = torch.stack([x.isnan().sum(), infinite.sum()]).tolist()
             bad[name] = nans, infinities
 
+    def row_count(count: int, tokens: int, first: int, first_token: int) -> RowCount:
+        at = first_token if tokens else first
+        return RowCount(count, tokens, (at // (heads * nq), at // nq % heads, at % nq)) if count else RowCount()
+
     # 3. In words.
     where = sides(padding, outline)
     where = where * batch if len(where) == 1 else where
@@ -273,8 +229,8 @@ def _facts(
         offset=None if sight.kind == "cross" else offset,
         bias_kind=sight.bias_kind,
         bias_from=sight.bias_from,
-        empty_rows=_rows(back[3:7], heads, nq),
-        unhidden_rows=_rows(back[7:11], heads, nq),
+        empty_rows=row_count(*back[3:7]),
+        unhidden_rows=row_count(*back[7:11]),
         sides=where,
         bad=bad,
         softcap=softcap,
@@ -302,24 +258,6 @@ def _excused(sight: MaskSummary) -> Tensor:
         elif isinstance(other := ~part, Queries):  # ~queries([0]): all but query 0
             rows = rows | other.looks(nq, device).unsqueeze(1)
     return rows
-
-
-def _count(rows: Tensor, excused: Tensor, sizes: tuple[int, int, int]) -> Tensor:
-    """How many rows, how many that are not excused, and the first of either, counted over (B, H, Nq)."""
-    rows = rows.expand(sizes)
-    tokens = rows & ~excused
-    if not rows.numel():
-        return torch.zeros(4, dtype=torch.int64, device=rows.device)
-    first = (x.reshape(-1).to(torch.uint8).argmax() for x in (rows, tokens))
-    return torch.stack([rows.sum(), tokens.sum(), *first])
-
-
-def _rows(numbers: Sequence[int], heads: int, nq: int) -> RowCount:
-    count, tokens, first, first_token = numbers
-    if count == 0:
-        return RowCount()
-    at = first_token if tokens else first
-    return RowCount(count, tokens, (at // (heads * nq), at // nq % heads, at % nq))
 
 
 def _causality(sight: MaskSummary, outline: Outline) -> Causality:
