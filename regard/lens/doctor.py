@@ -1,4 +1,8 @@
-"""The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks."""
+"""The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks and returns a `Diagnosis`.
+
+A check is a function from an `Examination` to findings. It reads the facts kept of each call (`facts.py`) and a few
+numbers per head; nothing is computed again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.facts import Facts, RowCount
+from regard.lens.facts import Facts
 from regard.locale import translate
 from regard.stages import Lang
 
@@ -147,11 +151,7 @@ def check_lang(lang: Lang) -> None:
 
 
 def format_ranges(numbers: Iterable[int], comma: str = ",") -> str:
-    """Ascending numbers with ranges.
-
-    >>> format_ranges([0, 1, 2, 5])
-    '0–2,5'
-    """
+    """Ascending numbers with ranges: 0–2,5."""
     ascending = sorted(set(numbers))
     starts = [n for n in ascending if n - 1 not in ascending]
     ends = [n for n in ascending if n + 1 not in ascending]
@@ -159,23 +159,13 @@ def format_ranges(numbers: Iterable[int], comma: str = ",") -> str:
 
 
 def format_calls(numbers: Sequence[int], lang: Lang = "en") -> str:
-    """Some of the calls of a module.
-
-    >>> format_calls([0, 1, 2, 5]), format_calls([3], "ko")
-    ('calls 0–2, 5', '호출 3')
-    """
+    """Some of the calls of a module: calls 0–2, 5."""
     calls = format_ranges(numbers, ", ")
-    if len(numbers) > 1:
-        return translate("calls {calls}", lang, calls=calls)
-    return translate("call {calls}", lang, calls=calls)
+    return translate("calls {calls}" if len(numbers) > 1 else "call {calls}", lang, calls=calls)
 
 
 def stack_of(path: str) -> tuple[str, ...]:
-    """The path without its numbers: equal for the layers of one stack.
-
-    >>> stack_of("encoder.layer.7.attention")
-    ('encoder', 'layer', '#', 'attention')
-    """
+    """The path with # for its numbers: equal for the layers of one stack."""
     return tuple("#" if part.isascii() and part.isdigit() else part for part in path.split("."))
 
 
@@ -256,39 +246,25 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class MaskUse:
-    """One mask and the modules that used it.
+    """One mask and the modules that used it."""
 
-    Attributes:
-        facts: of the first call with it.
-        kind: "self" or "cross".
-        paths: the modules, in call order.
-        calls: number of calls.
-        keys: fewest and most keys; steps of generation, each with one key more, count as one mask.
-    """
-
-    facts: Facts
-    kind: str
-    paths: tuple[str, ...]
+    facts: Facts  # of the first call with it
+    kind: str  # "self" or "cross"
+    paths: tuple[str, ...]  # in call order
     calls: int
-    keys: tuple[int, int]
+    keys: tuple[int, int]  # fewest and most; steps of generation, each with one key more, count as one mask
 
     def row(self, lang: Lang) -> list[str]:
-        """Its line in the table."""
+        """Its row in the table."""
         low, high = self.keys
         sizes = f"{self.facts.sizes[2]} × {low if low == high else f'{low}–{high}'}"
         names = (self.kind, self.facts.mask, self.facts.causal, self.facts.bias_kind or "–")
         return [merge_paths(self.paths), *(SAID[lang].get(name, name) for name in names), sizes, str(self.calls)]
 
-    @property
-    def drawable(self) -> bool:
-        """Whether there is more than one query, and something hidden."""
-        return self.facts.sizes[2] > 1 and bool((self.facts.bands < 255).any())
-
     def drawing(self, lang: Lang) -> str:
         """Its bands under a caption; of several batch rows the first that has padding."""
         bands, (_, _, nq, nk) = self.facts.bands, self.facts.sizes
         b = next((b for b, side in enumerate(self.facts.sides[: len(bands)]) if side is not None), 0)
-        b = min(b, len(bands) - 1)
         caption = translate(
             "{where}: {mask} ({batch}{nq} queries × {nk} keys)",
             lang,
@@ -361,10 +337,8 @@ class Diagnosis:
             modules=_count("module", self.modules, lang),
             found=", ".join(_count(name, n, lang) for name, n in counts if n) or translate("nothing found", lang),
         )
-        if not self.unread:
-            return title
         unread = translate("calls that could not be read and are not judged: {unread}", lang, unread=self.unread)
-        return f"{title}\n{unread}"
+        return f"{title}\n{unread}" if self.unread else title
 
     def _table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
         headers = translate("where|kind|mask|future hidden|bias|queries × keys|calls", lang).split("|")
@@ -372,20 +346,14 @@ class Diagnosis:
 
     def _drawn(self, lang: Lang) -> tuple[list[str], list[str]]:
         """Drawings of the first masks, and a line on how many are left out."""
-        drawable = [use for use in self.masks if use.drawable]
+        drawable = [use for use in self.masks if use.facts.sizes[2] > 1 and bool((use.facts.bands < 255).any())]
         more = len(drawable) - MOST_DRAWN
         left_out = [translate("masks that are not drawn: {more}", lang, more=more)] if more > 0 else []
         return [use.drawing(lang) for use in drawable[:MOST_DRAWN]], left_out
 
 
 def draw(bands: Tensor) -> str:
-    """Bands (R, C) as text: ■ all visible, ▒ partly, · hidden.
-
-    >>> import torch
-    >>> print(draw(torch.tensor([[255, 0], [255, 128]])))
-    ■ ·
-    ■ ▒
-    """
+    """Bands (R, C) as text: ■ all visible, ▒ partly, · hidden."""
     return "\n".join(" ".join("■" if n == 255 else "▒" if n else "·" for n in row) for row in bands.tolist())
 
 
@@ -438,30 +406,8 @@ def examine(
 
     Args:
         records: its calls in order; those without facts are counted and not judged.
-        generates: whether tokens were generated one after the other; default: if later calls have fewer queries than
-            keys.
+        generates: whether tokens were generated one by one; default: if later calls have fewer queries than keys.
         checks: which checks to run, instead of `CHECKS`.
-
-    Returns:
-        The findings, and a table of the masks that were used.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> from regard.backends.call import prepare
-        >>> from regard.lens.facts import read
-        >>> x = torch.zeros(1, 2, 3, 4)
-        >>> call = prepare(x, x, x, bias=torch.ones(3, 3).tril())
-        >>> print(examine([SimpleNamespace(path="attn", n=0, kind="self", facts=read(call), heads={})]))
-        1 attention call in 1 module: 1 error
-        <BLANKLINE>
-        error    attn
-                 the mask is floats 0 and 1, and these are added to the scores: it hides nothing
-                 → pass it as booleans (mask.bool()), or as 0 for visible and −inf for hidden
-        <BLANKLINE>
-        where  kind  mask  future hidden  bias      queries × keys  calls
-        ─────  ────  ────  ─────────────  ────────  ──────────────  ─────
-        attn   self  none  no             zero-one  3 × 3               1
     """
     if generates is None:
         steps = [r.facts for r in records if r.facts is not None and r.kind == "self" and r.n > 0]
@@ -486,36 +432,25 @@ def examine(
     return Diagnosis(tuple(findings), tuple(uses), len(records), modules, len(records) - len(case.read))
 
 
-# ----------------------------------------------------------------------------------------------------------------- rows
-
-
 def empty_rows(case: Examination) -> Iterable[Finding]:
-    """Queries that see nothing, without padding and those that `masks.queries` leaves out."""
+    """Queries that see nothing, or whose keys are all hidden by finite numbers; not padding and `masks.queries`."""
     for record, facts in case.read:
-        if facts.empty_rows.tokens:
-            yield _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
-
-
-def unhidden_rows(case: Examination) -> Iterable[Finding]:
-    """Queries whose keys are all hidden by finite numbers, with the same exceptions."""
-    for record, facts in case.read:
-        if facts.unhidden_rows.tokens:
-            values = _row_values(facts.unhidden_rows, facts) | {"start": tables.number(facts.bias_from or 0.0)}
-            yield _of("warning", "unhidden rows", record, **values)
-
-
-def _row_values(rows: RowCount, facts: Facts) -> dict[str, Value]:
-    batch, heads, nq, _ = facts.sizes
-    assert rows.example is not None, "rows that were counted have a first"
-    return {"tokens": rows.tokens, "total": batch * heads * nq, "example": rows.example}
+        batch, heads, nq, _ = facts.sizes
+        for rows in (facts.empty_rows, facts.unhidden_rows):
+            if not rows.tokens:
+                continue
+            assert rows.example is not None, "rows that were counted have a first"
+            values: dict[str, Value] = {"tokens": rows.tokens, "total": batch * heads * nq, "example": rows.example}
+            if rows is facts.empty_rows:
+                yield _of("error", "empty rows", record, **values)
+            else:
+                start = tables.number(facts.bias_from or 0.0)
+                yield _of("warning", "unhidden rows", record, **values, start=start)
 
 
 def zero_one_masks(case: Examination) -> Iterable[Finding]:
     """Boolean masks that were cast to floats and are added to the scores."""
     return [_of("error", "zero-one mask", r) for r, facts in case.read if facts.bias_kind == "zero-one"]
-
-
-# -------------------------------------------------------------------------------------------------------------- padding
 
 
 def padding_sides(case: Examination) -> Iterable[Finding]:
@@ -528,9 +463,6 @@ def padding_sides(case: Examination) -> Iterable[Finding]:
             yield _of("warning", "right padding", record, rows=right, batch=batch)
         elif right and facts.causal != "no":
             yield _of("note", "right padding once", record, rows=right, batch=batch)
-
-
-# ------------------------------------------------------------------------------------------------------------ causality
 
 
 def upper_left(case: Examination) -> Iterable[Finding]:
@@ -586,9 +518,6 @@ def masks_differ(case: Examination) -> Iterable[Finding]:
             yield Finding("note", "masks differ", paths, (("count", len(names)), ("list", listed)))
 
 
-# ---------------------------------------------------------------------------------------------------------- bad numbers
-
-
 def bad_numbers(case: Examination) -> Iterable[Finding]:
     """The first call with NaN and the first with infinity, and whether its inputs had them already."""
     for which, name in enumerate(("nan", "infinity")):
@@ -603,9 +532,6 @@ def bad_numbers(case: Examination) -> Iterable[Finding]:
         if not came:
             values["why"] = "empty" if facts.empty_rows.count and name == "nan" else "overflow"
         yield _of("error", f"{name} {'arrived' if came else 'born'}", record, **values)
-
-
-# ---------------------------------------------------------------------------------------------------------------- heads
 
 
 def large_logits(case: Examination) -> Iterable[Finding]:
@@ -667,7 +593,6 @@ def _heads(case: Examination, code: str, tests: Mapping[str, Callable[[torch.Ten
 
 CHECKS: tuple[Check, ...] = (
     empty_rows,
-    unhidden_rows,
     zero_one_masks,
     bad_numbers,
     large_logits,
@@ -682,9 +607,6 @@ CHECKS: tuple[Check, ...] = (
     edited_weights,
 )
 """The checks that `examine` runs by default."""
-
-
-# --------------------------------------------------------------------------------------------------------------- pieces
 
 
 def _of(severity: Severity, code: str, record: Record, **values: Value) -> Finding:
