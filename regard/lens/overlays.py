@@ -1,4 +1,7 @@
-"""Attention drawn on an image: one exact row, or the mean of all queries, in the image's own pixels."""
+"""Attention drawn on an image: where the tokens of a view lie, which token is meant, and its weights in pixels.
+
+Axis letters: W windows of a batch entry, H heads, N positions, P patches of one image.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,8 @@ HOW = (
     "say what its tokens are, with regard.layouts: seen.layouts = Sides.patches(224, patch=16) for a ViT, "
     "or {path: Sides(queries, keys, frames)}; watch(model, layouts=…) takes the same"
 )
-
-
 ROUNDING = 1e-6  # of an image's longer side
+AT_ONCE = 1 << 24  # weights held at once while rows are summed
 
 Token = int | str | tuple[int, int] | None
 """Which token is asked for: its index, its kind or word where there is one such, or its window and its index there."""
@@ -49,19 +51,12 @@ TokenIndex = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenPlacement:
-    """Layouts and words of a view's tokens.
+    """Layouts and words of a view's tokens."""
 
-    Attributes:
-        path: the module's path.
-        sides: one for all batch entries, or one each; empty if they were not given or do not fit.
-        words: a row for each batch entry, or one for all.
-        lacking: the reason for empty sides.
-    """
-
-    path: str = ""
-    sides: tuple[Sides, ...] = ()
-    words: Sequence[Sequence[str]] | None = None
-    lacking: str = f"it is not known where the tokens of this attention lie: {HOW}"
+    path: str = ""  # of the module
+    sides: tuple[Sides, ...] = ()  # one for all batch entries, or one each; empty if unknown or if they do not fit
+    words: Sequence[Sequence[str]] | None = None  # a row for each batch entry, or one for all
+    lacking: str = f"it is not known where the tokens of this attention lie: {HOW}"  # the reason for empty sides
 
     @property
     def windows(self) -> int:
@@ -80,17 +75,11 @@ UNPLACED = TokenPlacement()
 
 @dataclass(frozen=True)
 class RunSizes:
-    """Sizes of the calls of one run of a module; more than one call in generation.
+    """Sizes of the calls of one run of a module; more than one call in generation."""
 
-    Attributes:
-        kind: "self" or "cross".
-        sizes: B, H, Nq, Nk of each call.
-        first: position of each call's first key among those of the run.
-    """
-
-    kind: str
-    sizes: tuple[Sizes, ...]
-    first: tuple[int, ...]
+    kind: str  # "self" or "cross"
+    sizes: tuple[Sizes, ...]  # of each call
+    first: tuple[int, ...]  # position of each call's first key among those of the run
 
     @property
     def whole(self) -> Sizes:
@@ -136,17 +125,8 @@ class RunSizes:
 def read_layouts(given: object) -> GivenLayouts:
     """Normalise layouts: {path: Sides}, or one Sides for all paths; or a list of either, one per batch entry.
 
-    A mapping may also have a list of Sides under a path, one per batch entry.
-
-    Raises:
-        TypeError: for anything else.
-        ValueError: for a list of mappings whose paths differ.
-
-    Example:
-        >>> list(read_layouts(Sides.patches(32)))
-        [None]
-        >>> read_layouts([{"attn": Sides.patches(32)}, {"attn": Sides.patches(48)}])["attn"][1].keys.shape
-        (1, 10)
+    A mapping may also have a list of Sides under a path, one per batch entry. Raises TypeError for anything else,
+    ValueError for a list of mappings whose paths differ.
     """
     if isinstance(given, (list, tuple)) and given and all(isinstance(item, Mapping) for item in given):
         first = list(given[0])
@@ -182,14 +162,8 @@ def _read_sides(given: object) -> tuple[Sides, ...]:
 def fit_layouts(given: GivenLayouts, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
     """Path → layouts for the modules that were seen, each checked against the runs of its module.
 
-    Layouts of other modules are left out; layouts for all paths are kept where they fit.
-
-    Args:
-        given: as `read_layouts` gives them.
-        runs: of each module that was seen.
-
-    Raises:
-        ValueError: if none of the paths was seen, or layouts fit no run of their module.
+    Layouts of other modules are left out; layouts for all paths are kept where they fit. Raises ValueError if none of
+    the paths was seen, or layouts fit no run of their module.
     """
     if None in given:
         sides = given[None]
@@ -220,12 +194,7 @@ def _listed(names: Sequence[object], most: int = 3) -> str:
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """The patches of one image: `picture` is its number in the layout.
-
-    >>> three = ImagePatches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
-    >>> three.cells.tolist(), three.boxes[2].tolist()
-    ([[0, 0], [0, 1], [0, 2]], [0.0, 16.0, 8.0, 24.0])
-    """
+    """The patches of one image: `picture` is its number in the layout."""
 
     layout: Layout
     frame: Frame
@@ -280,11 +249,7 @@ class ImagePatches:
 
 
 def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which boxes, (…, 4), lie outside an image of this height and width.
-
-    >>> beyond(np.array([[-8.0, 0, 0, 8], [-4, 0, 4, 8]]), (16, 16)).tolist()
-    [True, False]
-    """
+    """Which boxes, (…, 4), lie outside an image of this height and width."""
     near = ROUNDING * max(picture)
     top, left, bottom, right = np.moveaxis(boxes, -1, 0)
     height, width = picture
@@ -292,47 +257,28 @@ def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.b
 
 
 def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: str) -> TokenIndex:
-    """Window and index of a token.
+    """Window and index of a token among queries or keys (`name`), by index or as `_find_by_name`.
 
-    Args:
-        layout: of the tokens.
-        token: its index, its kind or word if there is one such, or (window, index).
-        words: of the tokens, or None. An exact match comes before one without surrounding space, and that before one
-            without regard to case.
-        name: "query" or "key", for messages.
-
-    Raises:
-        LookupError: for a kind or word of which there is none, or several.
-        IndexError: for an index that is out of range.
-        TypeError: for anything else.
-
-    Example:
-        >>> find_token(Layout.grid(2, 2, size=(4, 4)), "cls", None, "query")
-        (0, 0)
-        >>> find_token(Layout.text(3), "cat", ["the", " cat", " sat"], "query")
-        (0, 1)
+    Raises LookupError for a kind or word of which there is none, or several; IndexError for an index out of range;
+    TypeError for anything else.
     """
     windows, n = layout.shape
     if isinstance(token, str):
-        return _by_name(layout, token, words, name)
-    if isinstance(token, tuple) and len(token) == 2:
-        return index_among("window", token[0], windows, "windows"), _index(token[1], n, name)
-    if windows > 1:
+        return _find_by_name(layout, token, words, name)
+    window, index = token if isinstance(token, tuple) and len(token) == 2 else (0, token)
+    if index is token and windows > 1:
         raise LookupError(
             f"token {token!r} is in each of {windows} windows: say which with token=(window, index), or at=(y, x)"
         )
-    return 0, _index(token, n, name)
-
-
-def _index(token: object, n: int, name: str) -> int:
+    window = index_among("window", window, windows, "windows")
     try:
-        return index_among("token", token, n, {"query": "queries", "key": "keys"}[name])
+        return window, index_among("token", index, n, {"query": "queries", "key": "keys"}[name])
     except IndexError as error:
         raise IndexError(f"no {name} of this attention: {error}") from None
 
 
-def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> TokenIndex:
-    """A token by its kind, or else by its word."""
+def _find_by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> TokenIndex:
+    """A token by its kind, or else by its word: an exact match, else without surrounding space, else without case."""
     found = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
     known = list(words) if words is not None and layout.shape == (1, len(words)) else None
     spellings: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
@@ -353,12 +299,7 @@ def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str)
 
 
 def name_kind(layout: Layout, place: TokenIndex) -> str:
-    """A token by its kind, numbered among those of its kind in its image if there are several.
-
-    >>> resampled = Layout.grid(2, 2, size=(4, 4)) + Layout.latents(3, picture=0)
-    >>> name_kind(resampled, (0, 0)), name_kind(resampled, (0, 5))
-    ('cls', 'latent 0')
-    """
+    """A token by its kind, numbered among those of its kind in its image if there are several: "latent 0"."""
     kind, picture = str(layout.kind[place]), int(layout.picture[place])
     alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
     several = (layout.kind == kind).sum() > len(alike)
@@ -367,11 +308,7 @@ def name_kind(layout: Layout, place: TokenIndex) -> str:
 
 
 def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
-    """A patch by its row and column, text by its word, any other token by its kind.
-
-    >>> name_token(ImagePatches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
-    'patch (1, 0)'
-    """
+    """A patch by its row and column, text by its word, any other token by its kind."""
     layout = patches.layout
     kind, picture = str(layout.kind[place]), int(layout.picture[place])
     if kind == "patch":
@@ -383,9 +320,6 @@ def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | 
     if words is not None and layout.shape == (1, len(words)):
         return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"
     return name_kind(layout, place)
-
-
-AT_ONCE = 1 << 24  # weights held at once while rows are summed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -558,20 +492,9 @@ def _require_patches(side: ImagePatches, other: ImagePatches, name: str, hint: s
 
 
 def received_from(view: View, entry: int, real: NDArray[np.bool_]) -> Tensor:
-    """(W, H, Nk) fp64: the weight that each key of a batch entry gets from some of its queries.
+    """(W, H, Nk) fp64: the weight that each key of a batch entry gets from the queries in `real`, (W, Nq).
 
-    Args:
-        view: on torch, with axes (B, H, …).
-        entry: which batch entry.
-        real: (W, Nq) which queries.
-
-    Raises:
-        LookupError: if q and k were not kept.
-
-    >>> import regard
-    >>> x = torch.zeros(1, 1, 4, 3)
-    >>> received_from(regard.look(x, x, x), 0, np.array([[True, True, False, False]]))
-    tensor([[[0.5000, 0.5000, 0.5000, 0.5000]]], dtype=torch.float64)
+    The view is on torch, with axes (B, H, …). Raises LookupError if q and k were not kept.
     """
     (batch, heads, _, nk), (windows, _) = view.sizes, real.shape
     total = torch.zeros(windows, heads, nk, dtype=torch.float64)
