@@ -173,7 +173,7 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
 
 
 def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool, edited: bool = False) -> Report:
-    """The report from each row's smallest weight, largest weight and sum: (…, Nq) each, NaN in all three if in a row."""
+    """The report from each row's smallest weight, largest weight and sum, (…, Nq) each; a NaN is in all three."""
     empty = (low == 0) & (high == 0)
     above, below = total - 1 > tolerance, ~empty & (1 - total > tolerance)
     findings: dict[Kind, tuple[Array, Array]] = {  # which rows, and the number that is wrong in them
