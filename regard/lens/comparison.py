@@ -100,7 +100,7 @@ class Comparison:
         unlike: masks, sizes, numbers of calls and kernels that differ, in call order.
         changes: measures that differ by more than the tolerance, the strongest first.
         compared: number of measures compared, over all calls.
-        tolerance: the tolerance that was given.
+        tolerance: difference up to which a measure counts as the same.
     """
 
     modules: int

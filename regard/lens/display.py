@@ -60,15 +60,7 @@ def view_figure(
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
             margins[name] = values[batch, head].detach().cpu()
     return figures.map_with_marginals(
-        cells[head],
-        received=margins.get("received"),
-        entropy=margins.get("entropy"),
-        rows=nq,
-        columns=nk,
-        tokens=labels,
-        exact=exact,
-        title=f"head {head}",
-        dark=dark,
+        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=f"head {head}", dark=dark
     )
 
 
@@ -85,9 +77,8 @@ def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False,
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
-    return figures.atlas(
-        stack_rows(rows, max(heads)), layers=capture.row_names, heads=heads, measure=measure, dark=dark
-    )
+    table = stack_rows(rows, max(heads))
+    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark)
 
 
 def capture_html(capture: Capture) -> str:

@@ -31,6 +31,13 @@ Value = str | int | tuple[int, ...]
 
 MOST_DRAWN = 6  # masks; the others are in the table
 LEGEND = "■ visible  ▒ partly  · hidden"
+SINK = 0.9  # of a head's attention on one key
+EVEN = 0.98  # of the largest entropy
+STILL = 1e-3  # of its size: how much a head's output differs from query to query
+LARGE_LOGIT = 1e4  # beyond which a softmax is one-hot but for keys that are all but equal
+NAMED = 8  # heads that a finding names
+FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
+INPUTS = ("q", "k", "v", "bias", "scores")
 
 FINDINGS: dict[str, tuple[str, str]] = {
     "empty rows": (
@@ -361,15 +368,6 @@ def _count(noun: str, n: int, lang: Lang) -> str:
     return translate(f"{{n}} {noun}" if n == 1 else f"{{n}} {noun}s", lang, n=n)
 
 
-SINK = 0.9  # of a head's attention on one key
-EVEN = 0.98  # of the largest entropy
-STILL = 1e-3  # of its size: how much a head's output differs from query to query
-LARGE_LOGIT = 1e4  # beyond which a softmax is one-hot but for keys that are all but equal
-NAMED = 8  # heads that a finding names
-FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
-INPUTS = ("q", "k", "v", "bias", "scores")
-
-
 @dataclass(frozen=True)
 class Examination:
     """One run: its calls in order, and whether tokens were generated one after the other."""
@@ -390,10 +388,10 @@ class Examination:
     @cached_property
     def stacks(self) -> list[list[tuple[Record, Facts]]]:
         """Calls of self-attention by the layers of one stack, each layer's calls by their number."""
-        found: dict[object, list[tuple[Record, Facts]]] = {}
+        stacks: dict[object, list[tuple[Record, Facts]]] = {}
         for record, facts in self.of_self:
-            found.setdefault((stack_of(record.path), record.n), []).append((record, facts))
-        return list(found.values())
+            stacks.setdefault((stack_of(record.path), record.n), []).append((record, facts))
+        return list(stacks.values())
 
 
 Check = Callable[[Examination], Iterable[Finding]]
@@ -538,8 +536,8 @@ def large_logits(case: Examination) -> Iterable[Finding]:
     """Heads with logits above 10,000 in any call of their layer, the largest first."""
     largest: dict[str, torch.Tensor] = {}  # (H,) of each layer
     for record, _ in case.read:
-        if (given := record.heads.get("largest logit")) is not None and len(given):
-            logits = torch.as_tensor(given).cpu().double().amax(0)
+        if (per_row := record.heads.get("largest logit")) is not None and len(per_row):
+            logits = torch.as_tensor(per_row).cpu().double().amax(0)
             largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
     for path, logits in largest.items():
         order = logits.argsort(descending=True, stable=True).tolist()
@@ -579,16 +577,16 @@ def _heads(case: Examination, code: str, tests: Mapping[str, Callable[[torch.Ten
             marks = [test(torch.as_tensor(values).cpu().double().mean(0)) for test, values in known]  # (H,) each
             some = torch.stack(marks).any(0)
             counts[record.path] = int(some.sum()), some.numel()
-    found = {path: n for path, (n, _) in counts.items() if n}
-    if not found:
+    marked = {path: n for path, (n, _) in counts.items() if n}
+    if not marked:
         return []
     total = sum(size for _, size in counts.values())
     by_number: dict[int, list[str]] = {}
-    for path, n in found.items():
+    for path, n in marked.items():
         by_number.setdefault(n, []).append(path)
     listed = "; ".join(f"{merge_paths(paths)}: {n}" for n, paths in by_number.items())
-    values: tuple[tuple[str, Value], ...] = (("count", sum(found.values())), ("total", total), ("list", listed))
-    return [Finding("note", code, tuple(found), values)]
+    values: tuple[tuple[str, Value], ...] = (("count", sum(marked.values())), ("total", total), ("list", listed))
+    return [Finding("note", code, tuple(marked), values)]
 
 
 CHECKS: tuple[Check, ...] = (

@@ -156,7 +156,7 @@ class FeatureView:
         if not rows:
             raise ValueError("an error is measured on at least one row, got none")
         v = self._v.to(self.lse.dtype)
-        gaps, wrong, right = [], [], []
+        gaps, wrong, right = list[Tensor](), list[Tensor](), list[Tensor]()
         for i in rows:
             implied, softmax = self.row(i), self.softmax_row(i)  # (B, H, Nk)
             gaps.append(0.5 * (implied - softmax).abs().sum(-1))
@@ -191,7 +191,6 @@ class FeatureView:
         hidden = (hidden if self._seen.real is None else hidden | ~self._seen.real)[:, None]  # (B or 1, 1, Nk)
         weights = scores.flatten(1, 2).masked_fill(hidden, -torch.inf).softmax(-1)
         return weights.masked_fill(hidden, 0.0)  # a row of −∞ alone is NaN after softmax
-
 
 
 def look_features(

@@ -53,44 +53,29 @@ class RowCount:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """Mask, bias and bad numbers of one call, in a few kilobytes.
+    """Mask, bias and bad numbers of one call, in a few kilobytes."""
 
-    Attributes:
-        sizes: B, H, Nq, Nk.
-        mask: what is visible: "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left", "all so
-            far" for one query before free room in a cache; the repr of other rules; "dense 1×1×5×7" for other cells.
-        unrestricted: whether every query sees every key that is no padding.
-        causal: whether the future is hidden, and how.
-        offset: position of query 0 by a causal rule or mask, if it is one number; None otherwise and in
-            cross-attention. A single query stands at the last key that it sees, if a cache has room for more.
-        bias_kind: what the bias does.
-        bias_from: for a "large negative" bias, its number nearest to 0 that hides.
-        empty_rows: queries that see nothing.
-        unhidden_rows: queries whose keys are all hidden by finite numbers, so that they attend to all of them.
-        sides: where the padding of each batch row stands; None for a row without.
-        bad: (number of NaN, number of infinite values) of each tensor that has some. −∞ is allowed in a bias, in
-            scores, and in the lse of a row that sees nothing.
-        softcap: the cap on the scores.
-        bands: (b, h, R, C) uint8, as `Visible.bands`; b and h are 1 where the first four are all alike.
-        padding: (B or 1, Nk) True for a key that no query of the batch row sees; None if there is none.
-        edited: the model changed the weights between its softmax and the values.
-    """
-
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int, int]  # B, H, Nq, Nk
+    # "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left"; "all so far" for one query before
+    # free room in a cache; the repr of other rules; "dense 1×1×5×7" for other cells
     mask: str
-    unrestricted: bool
+    unrestricted: bool  # every query sees every key that is no padding
     causal: Causality
+    # Position of query 0 by a causal rule or mask, if it is one number; None in cross-attention. A single query stands
+    # at the last key that it sees, if a cache has room for more.
     offset: int | None
     bias_kind: BiasKind | None
-    bias_from: float | None
-    empty_rows: RowCount
-    unhidden_rows: RowCount
-    sides: tuple[Side | None, ...]
+    bias_from: float | None  # of a "large negative" bias, the number nearest to 0 that hides
+    empty_rows: RowCount  # queries that see nothing
+    unhidden_rows: RowCount  # queries whose keys are all hidden by finite numbers, so that they attend to all of them
+    sides: tuple[Side | None, ...]  # where the padding of each batch row stands
+    # Number of NaN and of infinite values of each tensor that has some. −∞ is allowed in a bias, in scores, and in the
+    # lse of a row that sees nothing.
     bad: Mapping[str, tuple[int, int]]
     softcap: float | None
-    bands: Tensor
-    padding: Tensor | None
-    edited: bool = False
+    bands: Tensor  # (b, h, R, C) as `Visible.bands`; b and h are 1 where all that are kept are alike
+    padding: Tensor | None  # (B or 1, Nk) True for a key that no query of the batch row sees
+    edited: bool = False  # the model changed the weights between its softmax and the values
 
     def tensors(self) -> dict[str, Tensor]:
         """The bands, and the padding if there is some."""
@@ -271,17 +256,20 @@ def _causality(sight: MaskSummary, outline: Outline) -> Causality:
 
 
 def _text(sight: MaskSummary, outline: Outline, where: Sequence[Side | None]) -> str:
-    mask, usual = sight.mask, sight.nk - sight.nq
-    if sight.hiding is None and mask is None:
-        return "none"
-    if sight.hiding is None and mask is not None and _says_what_it_is(mask):
-        return _rule_text(mask, usual)
-    found = sorted({side for side in where if side is not None})
-    padding = f", padding {' and '.join(found)}" if found else ""
+    mask = sight.mask
+    padded = sorted({side for side in where if side is not None})
+    padding = f", padding {' and '.join(padded)}" if padded else ""
+    if sight.hiding is None:
+        if mask is None:
+            return "none"
+        if _says_what_it_is(mask) or (outline.name is None and not holds_cells(mask)):
+            if isinstance(mask, Causal) and not isinstance(mask.offset, Tensor):
+                usual = mask.offset in (None, sight.nk - sight.nq)
+                return "causal" if usual else f"causal, offset {mask.offset}"
+            text = repr(mask)
+            return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
     if outline.name is not None:
         return outline.name + padding
-    if sight.hiding is None and mask is not None and not holds_cells(mask):
-        return _rule_text(mask, usual)
     batch, heads = sight.survey.counts.shape[:2]
     return f"dense {batch}×{heads}×{sight.nq}×{sight.nk}{padding}"
 
@@ -291,10 +279,3 @@ def _says_what_it_is(mask: Mask) -> bool:
     inner = [value for value in vars(mask).values() if isinstance(value, Mask)]
     ours = type(mask).__module__.startswith("regard.masks.") and not isinstance(mask, DenseMask)
     return ours and all(map(_says_what_it_is, inner))
-
-
-def _rule_text(mask: Mask, usual: int) -> str:
-    if isinstance(mask, Causal) and not isinstance(mask.offset, Tensor):
-        return "causal" if mask.offset in (None, usual) else f"causal, offset {mask.offset}"
-    text = repr(mask)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -75,12 +75,12 @@ def look(
     else:  # there is no kernel for empty tensors, but `attention` defines the result
         keywords = {name: getattr(inner, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
         output, lse = attention(inner.q, inner.k, inner.v, **keywords, backend=backend), engines.lse_of(inner)
-    found, engine = engines.measure(inner, lse, wanted)
-    weights = ComputedWeights(inner, found["lse"])
+    results, engine = engines.measure(inner, lse, wanted)
+    weights = ComputedWeights(inner, results["lse"])
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
     return View(
         sizes=call.sizes,
-        held=found | {"lse": weights.lse.to(inner.wide)},
+        held=results | {"lse": weights.lse.to(inner.wide)},
         given_output=output.detach().numpy() if call.numpy else output,
         weights=weights,
         place=summarise_mask(weights.call),

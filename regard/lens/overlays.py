@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Sizes = tuple[int, int, int, int]
 
-GivenLayouts = dict[str | None, tuple[Sides, ...]]
+LayoutsByPath = dict[str | None, tuple[Sides, ...]]
 """Layouts by path, or under None those for all paths."""
 
 HOW = (
@@ -43,7 +43,7 @@ ROUNDING = 1e-6  # of an image's longer side
 AT_ONCE = 1 << 24  # weights held at once while rows are summed
 
 Token = int | str | tuple[int, int] | None
-"""Which token is asked for: its index, its kind or word where there is one such, or its window and its index there."""
+"""A token by its index, its kind or word where there is one such, or its window and its index there."""
 
 TokenIndex = tuple[int, int]
 """Window and index of a token."""
@@ -122,34 +122,34 @@ class RunSizes:
         return tuple(Sides(part(s.queries, begin, nq), part(s.keys, first, nk), s.frames) for s in sides)
 
 
-def read_layouts(given: object) -> GivenLayouts:
+def read_layouts(layouts: object) -> LayoutsByPath:
     """Normalise layouts: {path: Sides}, or one Sides for all paths; or a list of either, one per batch entry.
 
     A mapping may also have a list of Sides under a path, one per batch entry. Raises TypeError for anything else,
     ValueError for a list of mappings whose paths differ.
     """
-    if isinstance(given, (list, tuple)) and given and all(isinstance(item, Mapping) for item in given):
-        first = list(given[0])
-        for number, entry in enumerate(given):
+    if isinstance(layouts, (list, tuple)) and layouts and all(isinstance(item, Mapping) for item in layouts):
+        first = list(layouts[0])
+        for number, entry in enumerate(layouts):
             if set(entry) != set(first):
                 odd = _listed(sorted(set(entry) ^ set(first), key=str))
                 raise ValueError(
                     f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
                 )
-        joined: GivenLayouts = {}
+        joined: LayoutsByPath = {}
         for path in first:
-            several = [_read_sides(entry[path]) for entry in given]
+            several = [_read_sides(entry[path]) for entry in layouts]
             if wrong := [len(sides) for sides in several if len(sides) != 1]:
                 raise ValueError(f"each batch entry must have one Sides under a path, got {wrong[0]} of {path!r}")
             joined[path] = tuple(sides[0] for sides in several)
         return joined
-    if isinstance(given, Mapping):
-        return {path: _read_sides(sides) for path, sides in given.items()}
-    return {None: _read_sides(given)}
+    if isinstance(layouts, Mapping):
+        return {path: _read_sides(sides) for path, sides in layouts.items()}
+    return {None: _read_sides(layouts)}
 
 
-def _read_sides(given: object) -> tuple[Sides, ...]:
-    several = given if isinstance(given, (list, tuple)) else [given]
+def _read_sides(layouts: object) -> tuple[Sides, ...]:
+    several = layouts if isinstance(layouts, (list, tuple)) else [layouts]
     read = tuple(item for item in several if isinstance(item, Sides))
     if len(read) < len(several) or not read:
         got = next((type(item).__name__ for item in several if not isinstance(item, Sides)), "an empty list")
@@ -159,23 +159,23 @@ def _read_sides(given: object) -> tuple[Sides, ...]:
     return read
 
 
-def fit_layouts(given: GivenLayouts, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
+def fit_layouts(layouts: LayoutsByPath, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
     """Path → layouts for the modules that were seen, each checked against the runs of its module.
 
     Layouts of other modules are left out; layouts for all paths are kept where they fit. Raises ValueError if none of
     the paths was seen, or layouts fit no run of their module.
     """
-    if None in given:
-        sides = given[None]
-        fitting = {path: sides for path, found in runs.items() if any(run.misfit(sides) is None for run in found)}
+    if None in layouts:
+        sides = layouts[None]
+        fitting = {path: sides for path, of_path in runs.items() if any(run.misfit(sides) is None for run in of_path)}
         if not fitting:
-            path, found = next(iter(runs.items()))
-            raise ValueError(f"these layouts fit no module; of {path!r}, {found[0].misfit(sides)}")
+            path, of_path = next(iter(runs.items()))
+            raise ValueError(f"these layouts fit no module; of {path!r}, {of_path[0].misfit(sides)}")
         return fitting
-    seen = {path: sides for path, sides in given.items() if path is not None and path in runs}
+    seen = {path: sides for path, sides in layouts.items() if path is not None and path in runs}
     if not seen:
         raise ValueError(
-            f"layouts are of {_listed(list(given))}, none of which was seen; seen are {_listed(list(runs))}"
+            f"layouts are of {_listed(list(layouts))}, none of which was seen; seen are {_listed(list(runs))}"
         )
     for path, sides in seen.items():
         reasons = [run.misfit(sides) for run in runs[path]]
@@ -224,8 +224,8 @@ class ImagePatches:
 
     def number(self, place: TokenIndex) -> int | None:
         """The number of the patch that a token is, or None."""
-        found = np.flatnonzero((self.tokens == place).all(-1))
-        return int(found[0]) if len(found) else None
+        numbers = np.flatnonzero((self.tokens == place).all(-1))
+        return int(numbers[0]) if len(numbers) else None
 
     def at(self, y: float, x: float) -> TokenIndex:
         """The patch at a place in the image. Raises LookupError if the model did not see it, TypeError if no number."""
@@ -279,17 +279,18 @@ def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: 
 
 def _find_by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> TokenIndex:
     """A token by its kind, or else by its word: an exact match, else without surrounding space, else without case."""
-    found = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
+    matches = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
     known = list(words) if words is not None and layout.shape == (1, len(words)) else None
     spellings: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
     for spelling in spellings:
         wanted = spelling(token)
-        found = found or [(0, i) for i, word in enumerate(known or []) if wanted and spelling(word) == wanted]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        some = ", ".join(str(i if layout.shape[0] == 1 else (w, i)) for w, i in found[:4])
-        raise LookupError(f"{len(found)} tokens are {token!r} ({some}{', …' if len(found) > 4 else ''}): name an index")
+        matches = matches or [(0, i) for i, word in enumerate(known or []) if wanted and spelling(word) == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        some = ", ".join(str(i if layout.shape[0] == 1 else (w, i)) for w, i in matches[:4])
+        more = ", …" if len(matches) > 4 else ""
+        raise LookupError(f"{len(matches)} tokens are {token!r} ({some}{more}): name an index")
     hint = ""
     if token not in KINDS and known is None:
         hint = "; its words are not known: watch(model, tokens=…) keeps them"
@@ -424,21 +425,21 @@ def make_overlay(
     asker_name, shown_name = ("key", "query") if column else ("query", "key")
     turned = "leave column=True out to see its row" if column else "column=True shows who looks at a patch"
     _require_patches(shown, asker, shown_name, turned)
-    found = None
+    chosen = None
     if at is not None:
         _require_patches(asker, shown, asker_name, turned)
-        found = asker.at(*at)
+        chosen = asker.at(*at)
     elif token is not None:
-        found = find_token(asker.layout, token, words, asker_name)
+        chosen = find_token(asker.layout, token, words, asker_name)
 
     # 3. Its weights (W, N), 0 in the windows that are not its own; or the mean row of all queries.
     flat, real = replace(view, lead=None, numpy=False), sides.queries.kind != "padding"  # (W, Nq)
     windows, nq = real.shape
     own = slice(entry * windows, (entry + 1) * windows)
-    if found is not None:
-        line = (flat.column(found[1]) if column else flat.row(found[1]))[own][found[0], heads]  # (H, N)
+    if chosen is not None:
+        line = (flat.column(chosen[1]) if column else flat.row(chosen[1]))[own][chosen[0], heads]  # (H, N)
         weights = np.zeros((windows, line.shape[-1]))
-        weights[found[0]] = line.double().mean(0).cpu().numpy()
+        weights[chosen[0]] = line.double().mean(0).cpu().numpy()
     else:
         if real.all() or view.weights is None:
             received, count = flat.received[own], windows * nq  # (W, H, Nk)
@@ -463,17 +464,17 @@ def make_overlay(
 
     # 5. The title.
     target = "the image" if len(sides.frames) == 1 else f"image {image_index}"
-    if found is not None:
-        who = name_token(asker, found, words)
+    if chosen is not None:
+        who = name_token(asker, chosen, words)
     else:
         who = "all queries" if real.all() or view.weights is not None else "all queries (padding included)"
     count = view.sizes[1]
     whose = f"mean of {count} heads" if head is None and count > 1 else f"head {(head or 0) % count}"
     title = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
-    number = None if found is None else asker.number(found)
+    number = None if chosen is None else asker.number(chosen)
     return Overlay(
         title=f"{placed.path}, {title}" if placed.path else title,
-        weights=weights.ravel() if found is None else weights[found[0]],
+        weights=weights.ravel() if chosen is None else weights[chosen[0]],
         shares=shares,
         boxes=shown.boxes,
         mass=weights[tuple(shown.tokens.T)],

@@ -372,9 +372,9 @@ def sides(padding: Tensor, outline: Outline) -> tuple[Side | None, ...]:
     before = padding & (real.long().cumsum(1) == 0)
     after = padding & (real.long().flip(1).cumsum(1).flip(1) == 0)
     between = padding & ~before & ~after
-    found = torch.stack([x.any(1) for x in (padding, real, before, after, between)])  # (5, B)
+    marks = torch.stack([x.any(1) for x in (padding, real, before, after, between)])  # (5, B)
     names: list[Side | None] = []
-    for some, left_over, left, right, inside in found.T.tolist():
+    for some, left_over, left, right, inside in marks.T.tolist():
         if not some:
             names.append(None)
         elif not left_over:

@@ -196,7 +196,7 @@ def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Measure
 
     if 0 not in source.sizes:
         _walk(source, add)
-    return {k: v for each in measures for k, v in each.found(lse, sinks).items()}
+    return {k: v for each in measures for k, v in each.result(lse, sinks).items()}
 
 
 def _walk(source: S, add: Callable[[S, _Place], None]) -> None:

@@ -133,7 +133,7 @@ class Measure(Protocol):
     def add(self, tile: WeightTile) -> None:
         """Add a visible tile."""
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """Name → tensor, when all visible tiles were added."""
 
 
@@ -151,7 +151,7 @@ class _Entropy:
     def add(self, tile: WeightTile) -> None:
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"entropy": finish_entropy(-self.sum, lse, sinks)}
 
 
@@ -179,7 +179,7 @@ class _Received:
         keys = tile.batch, tile.heads, tile.cols
         _add(self.sum[keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"received": self.sum}
 
 
@@ -193,7 +193,7 @@ class _MaxLogit:
         part = self.largest[tile.queries]
         torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"max_logit": self.largest}
 
 
@@ -206,7 +206,7 @@ class _Effective:
     def add(self, tile: WeightTile) -> None:
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"effective": finish_effective(self.sum, lse, sinks)}
 
 
@@ -230,7 +230,7 @@ class _Map:
         part = self.sum[tile.batch, tile.heads, tile.row_pool.cells, tile.col_pool.cells]
         _add(part, tile.col_pool.columns(tile.by_cell))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"map": finish_map(self.sum, self.nq)}
 
 
@@ -265,7 +265,7 @@ class _TopKeys:
         key = key.gather(-1, by_score)
         self.score[tile.queries], self.key[tile.queries] = score[..., :count], key[..., :count]
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         score, key, next_ = self.score[..., : self.k], self.key[..., : self.k], self.score[..., self.k]
         tied = (self.score[..., self.k - 1] == next_) & (next_ > -inf)
         return finish_top(score, key, tied, lse, self.short)
