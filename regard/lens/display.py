@@ -54,7 +54,7 @@ def view_figure(
         more = f", the first {MOST_HEADS} of {heads} heads" if heads > MOST_HEADS else ""
         size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
         return figures.heatmap(cells[:MOST_HEADS], labels, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
-    margins = {}
+    margins: dict[str, Any] = {}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
