@@ -271,7 +271,7 @@ def print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> Non
     ────  ─────  ───  ──────
        0  0      0    0.6698
     """
-    from regard.lens.doctor.report import SAID
+    from regard.lens.doctor import SAID
 
     sizes, mask = said["sizes"], said["mask"]
     out.print((said["title"], "bold"))

@@ -136,7 +136,7 @@ def _find_token(seen: SeenLayer, wanted: str | None) -> int | str | tuple[int, i
 
 
 def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[float, float] | None) -> int | None:
-    from regard.lens.placement import ImagePatches, find_token
+    from regard.lens.overlays import ImagePatches, find_token
 
     sides, words = view.placed.entry(0)
     if at is not None:

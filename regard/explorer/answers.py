@@ -23,7 +23,7 @@ from regard.lens.assembly import AssembledWeights
 from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
-from regard.lens.placement import ImagePatches
+from regard.lens.overlays import ImagePatches
 from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges

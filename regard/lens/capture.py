@@ -11,12 +11,12 @@ from torch import Tensor
 
 from regard.layouts import Sides
 from regard.lens import display
+from regard.lens import doctor as doctors
 from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
-from regard.lens.doctor import doctor as doctors
-from regard.lens.doctor.report import Diagnosis, merge_paths
+from regard.lens.doctor import Diagnosis, merge_paths
 from regard.lens.files import saving
+from regard.lens.overlays import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.patterns import NAMES
-from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.validity import index_among
 from regard.lens.view import PER_QUERY, Record, View
 from regard.locale import Lang

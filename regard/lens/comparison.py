@@ -1,15 +1,5 @@
 """`compare`: which modules, masks and kernels of two captures differ, and by how much each head's measures do.
 
-    >>> import torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> runs = []
-    >>> for x in (torch.zeros(1, 3, 8), torch.eye(3, 8)[None]):
-    ...     with torch.no_grad(), regard.watch(layer) as seen:
-    ...         _ = layer(x)
-    ...     runs.append(seen)
-    >>> compare(runs[0], runs[0]).same, compare(*runs).same
-    (True, False)
-
 Modules are matched by path and calls by their number. Numbers are compared head by head: position by position where
 both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received weights
 where both have the same queries and keys.
@@ -27,12 +17,10 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.report import check_lang, merge_paths
+from regard.lens.doctor import check_lang, merge_paths
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
 from regard.locale import Lang, translate
-
-__all__ = ["Change", "Comparison", "Mismatch", "compare"]
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table
@@ -91,21 +79,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A mask, kernel, size or number of calls that differs.
+    """A mask, kernel, size or number of calls that differs."""
 
-    Attributes:
-        what: "mask", "kernel", "sizes" or "calls".
-        path: the module.
-        n: number of the call.
-        a: its value in the first capture.
-        b: its value in the second.
-    """
-
-    what: str
-    path: str
-    n: int
-    a: str
-    b: str
+    what: str  # "mask", "kernel", "sizes" or "calls"
+    path: str  # of the module
+    n: int  # number of the call
+    a: str  # the value in the first capture
+    b: str  # the value in the second
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +99,7 @@ class Comparison:
         unlike: masks, sizes, numbers of calls and kernels that differ, in call order.
         changes: measures that differ by more than the tolerance, the strongest first.
         compared: number of measures compared, over all calls.
-        tolerance: the tolerance that was given.
+        tolerance: difference up to which a measure counts as the same.
     """
 
     modules: int
@@ -156,23 +136,20 @@ class Comparison:
     def text(self, lang: Lang = "en") -> str:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
         check_lang(lang)
-        above, unlike, changes, below = self._parts(lang)
-        parts = [*above, *([tables.text(*unlike)] if self.unlike else [])]
-        parts += [tables.text(*changes, right=[2, 3, 4, 5, 6])] if self.changes else []
-        return "\n\n".join(parts + below)
+        above, shown, below = self._parts(lang)
+        return "\n\n".join([*above, *(tables.text(*table, right=right) for table, right in shown), *below])
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        above, unlike, changes, below = self._parts("en")
+        above, shown, below = self._parts("en")
         parts = [f"<p>{escape(line)}</p>" for line in above]
-        parts += [tables.html(*unlike)] if self.unlike else []
-        parts += [tables.html(*changes, right=[2, 3, 4, 5, 6])] if self.changes else []
+        parts += [tables.html(*table, right=right) for table, right in shown]
         return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in below])
 
-    def _parts(self, lang: Lang) -> tuple[list[str], Table, Table, list[str]]:
-        """Lines above the tables, the tables of mismatches and of changes, and lines below."""
+    def _parts(self, lang: Lang) -> tuple[list[str], list[tuple[Table, list[int]]], list[str]]:
+        """Lines above the tables, the tables with their right-aligned columns, and lines below."""
         title = "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}"
         if self.same:
             title = "the same: modules compared: {modules}, measures: {compared}{tolerance}"
@@ -201,15 +178,13 @@ class Comparison:
         if self.changes:
             note = "difference: of the head that differs most; of map and received, the share of attention that moved"
             below.append(translate(note, lang))
-        return (
-            above,
-            (translate("what|where|A|B", lang).split("|"), mismatches),
-            (translate("where|measure|head|A|B|difference|mean of heads", lang).split("|"), changes),
-            below,
-        )
-
-
-# ----------------------------------------------------------------------------------------------------------- comparing
+        shown: list[tuple[Table, list[int]]] = []
+        if mismatches:
+            shown.append(((translate("what|where|A|B", lang).split("|"), mismatches), []))
+        if changes:
+            headers = translate("where|measure|head|A|B|difference|mean of heads", lang).split("|")
+            shown.append(((headers, changes), [2, 3, 4, 5, 6]))
+        return above, shown, below
 
 
 def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
@@ -249,28 +224,24 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         if len(calls[0]) != len(calls[1]):
             unlike.append(Mismatch("calls", path, 0, str(len(calls[0])), str(len(calls[1]))))
         for one, other in zip(*calls, strict=False):
-            unlike += _unlike(one, other)
+            described = []
+            for record in (one, other):
+                batch, heads, nq, nk = _view(record).sizes
+                sizes = (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
+                described.append((record.facts.mask if record.facts is not None else "", sizes, record.kernel))
+            pairs = zip(("mask", "sizes", "kernel"), *described, strict=True)
+            unlike += [Mismatch(what, path, one.n, x, y) for what, x, y in pairs if x != y]
             changes += _changes(one, other)
-    found = sorted((c for c in changes if not c.largest <= tolerance), key=lambda c: -c.strength)
+    differing = sorted((c for c in changes if not c.largest <= tolerance), key=lambda c: -c.strength)
     return Comparison(
         modules=len(both),
         only_a=tuple(path for path in a_names if path not in b),
         only_b=tuple(path for path in b_names if path not in a),
         unlike=tuple(unlike),
-        changes=tuple(found),
+        changes=tuple(differing),
         compared=len(changes),
         tolerance=tolerance,
     )
-
-
-def _unlike(a: Record, b: Record) -> list[Mismatch]:
-    values = []
-    for record in (a, b):
-        batch, heads, nq, nk = _view(record).sizes
-        sizes = (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
-        values.append((record.facts.mask if record.facts is not None else "", sizes, record.kernel))
-    pairs = zip(("mask", "sizes", "kernel"), *values, strict=True)
-    return [Mismatch(what, a.path, a.n, x, y) for what, x, y in pairs if x != y]
 
 
 def _view(record: Record) -> View:
@@ -280,24 +251,19 @@ def _view(record: Record) -> View:
 
 def _changes(a: Record, b: Record) -> list[Change]:
     """Every measure that both calls have; none where they have not the same heads."""
-    one, other = _view(a), _view(b)
+    one, other = views = _view(a), _view(b)
     if one.sizes[1] != other.sizes[1] or 0 in (*one.sizes, *other.sizes):
         return []
-    found = [_change(a, name, one, other) for name in PER_QUERY if _has(one, name) and _has(other, name)]
-    for name in one.held:
-        if name.startswith("pattern ") and name in other.held:
-            found.append(_change(a, name.removeprefix("pattern "), one, other))
-    if all("map" in v.held for v in (one, other)) and one.held["map"].shape[2:] == other.held["map"].shape[2:]:
+    measures = [n for n in PER_QUERY if all(n in view.held or f"mean {n}" in view.held for view in views)]
+    measures += [n.removeprefix("pattern ") for n in one.held if n.startswith("pattern ") and n in other.held]
+    changes = [_change(a, name, one, other) for name in measures]
+    if all("map" in view.held for view in views) and one.held["map"].shape[2:] == other.held["map"].shape[2:]:
         x, y = _alike(one.held["map"], other.held["map"])
-        found.append(Change(a.path, a.n, "map", _per_head(_gap(x, y).sum(-1).mean(-1) / 2)))
-    if all("received" in v.held for v in (one, other)) and one.sizes[2:] == other.sizes[2:]:
+        changes.append(Change(a.path, a.n, "map", _per_head(_gap(x, y).sum(-1).mean(-1) / 2)))
+    if all("received" in view.held for view in views) and one.sizes[2:] == other.sizes[2:]:
         x, y = _alike(_shares(one.held["received"]), _shares(other.held["received"]))
-        found.append(Change(a.path, a.n, "received", _per_head(_gap(x, y).sum(-1) / 2)))
-    return found
-
-
-def _has(view: View, name: str) -> bool:
-    return name in view.held or f"mean {name}" in view.held
+        changes.append(Change(a.path, a.n, "received", _per_head(_gap(x, y).sum(-1) / 2)))
+    return changes
 
 
 def _change(record: Record, measure: str, a: View, b: View) -> Change:
@@ -314,7 +280,7 @@ def _change(record: Record, measure: str, a: View, b: View) -> Change:
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in fp64 on the CPU, and as means over batch rows where they have not as many of them."""
+    """Both in fp64 on the CPU, and as means over batch rows if they differ in their number."""
     a, b = a.double().cpu(), b.double().cpu()
     return (a, b) if a.shape[0] == b.shape[0] else (a.mean(0, keepdim=True), b.mean(0, keepdim=True))
 
@@ -332,5 +298,4 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _per_head(gap: Tensor) -> tuple[float, ...]:
-    """(B, H) → the mean over batch rows."""
-    return tuple(gap.mean(0).tolist())
+    return tuple(gap.mean(0).tolist())  # (B, H) → the mean over batch rows

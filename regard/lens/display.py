@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor.report import SAID, check_lang, format_calls
+from regard.lens.doctor import SAID, check_lang, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
 from regard.locale import Lang, translate
@@ -24,7 +24,7 @@ from regard.viz import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.capture import Capture, ModuleRun
+    from regard.lens.capture import Capture
     from regard.lens.view import View
 
 MOST_HEADS = 16  # side by side in one figure
@@ -37,24 +37,9 @@ SCORED = 1 << 21  # weights of a run up to which a summary scores patterns that 
 def view_figure(
     view: View, *, batch: int = 0, head: int | None = None, tokens: Sequence[str] | None = None, dark: bool = False
 ) -> Figure:
-    """The maps of all heads side by side; or one head's map with received weights and entropy at the margins.
+    """The first 16 heads' maps side by side on one scale, or one head's map with margins; see `View.show`.
 
-    Args:
-        view: what to draw.
-        batch: which batch row.
-        head: which head; without one, the first 16 are drawn on one scale.
-        tokens: labels, drawn where the map's cells are single tokens.
-        dark: draw on a dark background.
-
-    Raises:
-        IndexError: if there is no such batch row or head.
-        LookupError: if no map was measured and q and k were not kept.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(1, 2, 5, 4)
-        >>> view_figure(regard.look(x, x, x), head=1).axes != []
-        True
+    Tokens are drawn as labels where the map's cells are single tokens.
     """
     view = plain(view)
     rows, heads, nq, nk = view.sizes
@@ -68,21 +53,13 @@ def view_figure(
         more = f", the first {MOST_HEADS} of {heads} heads" if heads > MOST_HEADS else ""
         size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
         return figures.heatmap(cells[:MOST_HEADS], labels, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
-    margins = {}
+    margins: dict[str, Any] = {}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
             margins[name] = values[batch, head].detach().cpu()
     return figures.map_with_marginals(
-        cells[head],
-        received=margins.get("received"),
-        entropy=margins.get("entropy"),
-        rows=nq,
-        columns=nk,
-        tokens=labels,
-        exact=exact,
-        title=f"head {head}",
-        dark=dark,
+        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=f"head {head}", dark=dark
     )
 
 
@@ -96,19 +73,11 @@ def view_png(view: View) -> bytes | None:
 
 
 def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
-    """All heads of a run, layers × heads, coloured by a measure; a head whose number is NaN is red.
-
-    Args:
-        capture: the run.
-        measure: as for `Capture.atlas`.
-        dark: draw on a dark background.
-        batch: as for `Capture.atlas`.
-    """
+    """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
-    return figures.atlas(
-        stack_rows(rows, max(heads)), layers=capture.row_names, heads=heads, measure=measure, dark=dark
-    )
+    table = stack_rows(rows, max(heads))
+    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark)
 
 
 def capture_html(capture: Capture) -> str:
@@ -127,12 +96,7 @@ def capture_html(capture: Capture) -> str:
 
 
 def stack_rows(rows: Sequence[Tensor | None], heads: int) -> Tensor:
-    """Rows of at most `heads` numbers as one tensor (rows, heads), NaN where there is none.
-
-    >>> stack_rows([torch.ones(1), None], 2)
-    tensor([[1., nan],
-            [nan, nan]])
-    """
+    """Rows of at most `heads` numbers as one tensor (rows, heads), NaN where there is none."""
     table = torch.full((len(rows), heads), nan)
     for line, row in zip(table, rows, strict=True):
         if row is not None:
@@ -144,19 +108,7 @@ def stack_rows(rows: Sequence[Tensor | None], heads: int) -> Tensor:
 
 
 def summarise(capture: Capture, lang: Lang = "en") -> str:
-    """A table of a capture that is not empty, a line per run of a module, and notes on what was not seen.
-
-    Raises:
-        ValueError: for a language other than "en" and "ko".
-
-    Example:
-        >>> import torch, regard
-        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-        >>> with regard.watch(layer) as seen:
-        ...     _ = layer(torch.zeros(1, 3, 8))
-        >>> print(summarise(seen).splitlines()[0])
-        TransformerEncoderLayer: 1 attention modules, 1 calls
-    """
+    """A table of a capture that is not empty, a line per run of a module, and notes on what was not seen."""
     check_lang(lang)
     title = translate(
         "{model}: {modules} attention modules, {calls} calls",
@@ -166,7 +118,18 @@ def summarise(capture: Capture, lang: Lang = "en") -> str:
         calls=len(capture.records),
     )
     headers = translate("|module|kind|heads|queries × keys|calls|entropy|patterns|seen by", lang).split("|")
-    rows = [_summary_row(i, run, lang) for i, run in enumerate(capture.runs())]
+    rows = []
+    for i, run in enumerate(capture.runs()):
+        first, view = run.records[0], run.view
+        _, heads, nq, nk = view.sizes
+        entropy = "–"
+        if "entropy" in view.held:
+            entropy = f"{float(view.per_head('entropy').mean()):.2f}".replace("nan", "NaN")
+        source = first.source + (" (compiled)" if first.compiled else "")
+        kind, calls = SAID[lang].get(first.kind, first.kind), len(run.records)
+        name = run.name if run.path else f"(model){run.name}"
+        common = _common_patterns(view, lang)
+        rows.append([str(i), name, kind, str(heads), f"{nq} × {nk}", str(calls), entropy, common, source])
     lines = [title, "", tables.text(headers, rows, right=[0, 3, 5, 6]), "", *_notes(capture, lang)]
     links = [record.link for record in capture.records if record.link is not None]
     if any(link.rows is not None for link in links) and all(link.returned is None for link in links):
@@ -187,19 +150,7 @@ def _notes(capture: Capture, lang: Lang) -> list[str]:
     return notes + [f"{unseen}: {path or whole}: {why}" for path, why in capture.unseen.items()]
 
 
-def _summary_row(i: int, run: ModuleRun, lang: Lang) -> list[str]:
-    first, view = run.records[0], run.view
-    _, heads, nq, nk = view.sizes
-    entropy = "–"
-    if "entropy" in view.held:
-        entropy = f"{float(view.per_head('entropy').mean()):.2f}".replace("nan", "NaN")
-    source = first.source + (" (compiled)" if first.compiled else "")
-    kind, calls = SAID[lang].get(first.kind, first.kind), len(run.records)
-    name = run.name if run.path else f"(model){run.name}"
-    return [str(i), name, kind, str(heads), f"{nq} × {nk}", str(calls), entropy, _commonest(view, lang), source]
-
-
-def _commonest(view: View, lang: Lang) -> str:
+def _common_patterns(view: View, lang: Lang) -> str:
     """The patterns of the first batch row's heads with their number of heads, the most common first."""
     measured = any(name.startswith("pattern ") for name in view.held)
     if not measured and (view.weights is None or prod(view.sizes) > SCORED):
@@ -221,30 +172,17 @@ def _commonest(view: View, lang: Lang) -> str:
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """Numbers of one head of one batch row; None where something was not measured and q and k were not kept.
-
-    Attributes:
-        batch: the batch row.
-        head: the head.
-        entropy: mean over its queries of −Σ p ln p, in nats.
-        effective: mean over its queries of 1/Σp², the effective number of keys.
-        keys: first and last of the keys that receive most: one key, or a bin of keys where they are pooled; None if
-            a key receives NaN.
-        share: mean weight that a query gives to such a key.
-        patterns: the score of each pattern.
-        labels: the patterns that get half of its attention or more, the strongest first.
-        rest: if that is the first token, the pattern that gets half or more of what goes elsewhere.
-    """
+    """Numbers of one head of one batch row; None where something was not measured and q and k were not kept."""
 
     batch: int
     head: int
-    entropy: float | None
-    effective: float | None
-    keys: tuple[int, int] | None
-    share: float | None
-    patterns: dict[str, float]
-    labels: tuple[str, ...]
-    rest: str | None
+    entropy: float | None  # mean over its queries of −Σ p ln p, in nats
+    effective: float | None  # mean over its queries of 1/Σp², the effective number of keys
+    keys: tuple[int, int] | None  # the key that receives most, or the first and last of a bin of pooled keys
+    share: float | None  # mean weight that a query gives to such a key; None, as keys, if a key receives NaN
+    patterns: dict[str, float]  # the score of each
+    labels: tuple[str, ...]  # the patterns that get half of its attention or more, the strongest first
+    rest: str | None  # if that is the first token, the pattern that gets half or more of what goes elsewhere
 
 
 class Linked(NamedTuple):
@@ -257,28 +195,12 @@ class Linked(NamedTuple):
 
 
 def plain(view: View) -> View:
-    """The view with torch tensors of axes (B, H, …).
-
-    >>> import numpy as np, regard
-    >>> plain(regard.look(*[np.zeros((3, 5))] * 3)).entropy.shape
-    torch.Size([1, 1, 3])
-    """
+    """The view with torch tensors of axes (B, H, …)."""
     return replace(view, lead=None, numpy=False)
 
 
 def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
-    """Summaries of the heads of a batch row.
-
-    Raises:
-        IndexError: if there is no such batch row.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(1, 2, 4, 3)
-        >>> one = describe_heads(regard.look(x, x, x))[1]
-        >>> one.head, round(one.entropy, 2), one.keys, one.share, one.labels
-        (1, 1.39, (0, 0), 0.25, ('uniform', 'neighbours'))
-    """
+    """Summaries of the heads of a batch row. Raises IndexError if there is no such row."""
     view = plain(view)
     count, heads, nq, nk = view.sizes
     if not 0 <= batch < count:
@@ -292,8 +214,8 @@ def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
         view.per_head(name)[batch].tolist() if known(name) else nothing for name in ("entropy", "effective")
     )
     measured = any(name.startswith("pattern ") for name in view.held)
-    found = view.head_patterns() if measured or view.weights is not None else Patterns({}, {}, {})
-    scores, shares, beside = ({name: t[batch : batch + 1] for name, t in of.items()} for of in found)
+    patterns = view.head_patterns() if measured or view.weights is not None else Patterns({}, {}, {})
+    scores, shares, beside = ({name: t[batch : batch + 1] for name, t in part.items()} for part in patterns)
     labels = label(shares)[0] if shares else [[]] * heads
     rest = label_rest(shares, beside)[0] if shares else nothing
     keys, share = list(nothing), list(nothing)
@@ -323,21 +245,7 @@ def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
 def strongest_links(view: View, *, batch: int = 0, head: int | None = None, count: int = 8) -> list[Linked]:
     """The strongest links of a batch row, strongest first. Queries that see a single key are left out.
 
-    Args:
-        view: where to look.
-        batch: which batch row.
-        head: which head; default all.
-        count: how many links.
-
-    Raises:
-        LookupError: if fewer links were measured and q and k were not kept.
-        IndexError: if there is no such batch row or head.
-
-    Example:
-        >>> import torch, regard
-        >>> q = torch.tensor([[1.0], [3.0]]).view(1, 1, 2, 1)
-        >>> strongest_links(regard.look(q, q, q, mask=regard.masks.causal()), count=1)[0][:3]  # head, query, key
-        (0, 1, 1)
+    Raises LookupError if fewer links were measured and q and k were not kept, IndexError for another row or head.
     """
     view = plain(view)
     rows, heads, nq, _ = view.sizes

@@ -1,14 +1,7 @@
 """What Linformer and Performer look at, in their own terms: rows over slots, rows implied by features.
 
-    >>> import torch
-    >>> from regard.nn.linformer import LinformerAttention, SlotProjection
-    >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
-    >>> view = look_slots(layer, torch.randn(1, 50, 6))
-    >>> view.row(49).shape, view.how("row"), view.how("positions")
-    (torch.Size([1, 2, 4]), 'exact', 'approximate')
-
 `regard.watch` sees a Linformer's softmax over slots, and nothing of a Performer, which has none: it names the layer as
-unseen. These functions look at one layer and one input. A row costs O(N·D) or O(N·m), and N×N is never made.
+unseen. These functions look at one layer and one input. A row costs O(N·D) or O(N·m); N×N is never built.
 
 Axis letters: B batch, H heads (Hkv of keys and values), N positions, D head size, m features.
 """
@@ -27,8 +20,6 @@ from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import CHUNK, largest_product, log_features, read_key_mask
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention, kernel_attention
-
-__all__ = ["Approximation", "FeatureView", "SlotView", "look_features", "look_slots"]
 
 Kind = Literal["exact", "approximate"]
 T = TypeVar("T", Tensor, Tensor | ContextKeys | None)
@@ -82,8 +73,14 @@ def look_slots(
     >>> look_slots(layer, torch.randn(1, 50, 6)).slots.entropy.shape
     torch.Size([1, 2, 50])
 
-    layer, x, context, mask: as in a call of the layer; x (N, d_model) is one batch row. Dropout is left out.
-    Raises TypeError for another layer, and as a call of it does.
+    Args:
+        layer: the layer.
+        x: as in a call of the layer, or (N, d_model) for one batch row.
+        context: as in a call of the layer.
+        mask: as in a call of the layer. Dropout is left out.
+
+    Raises:
+        TypeError: for another layer; otherwise as a call of it.
     """
     if not isinstance(layer, LinformerAttention):
         raise TypeError(f"look_slots takes a LinformerAttention, got {type(layer).__name__}")
@@ -144,21 +141,30 @@ class FeatureView:
     def error(self, rows: int | Sequence[int] = 32) -> Approximation:
         """How far the heads are from softmax attention, measured on some rows: O(N·m) for each.
 
-        rows: that many queries, evenly spaced; or which ones. Rows that see nothing count as equal.
-        Raises ValueError for no row, IndexError for one that is not there.
+        Args:
+            rows: that many queries, evenly spaced; or which ones. Rows that see nothing count as equal.
+
+        Raises:
+            ValueError: for no row.
+            IndexError: for a row that does not exist.
         """
-        chosen = self._chosen(rows)
+        count = self._q.shape[2]
+        if isinstance(rows, int):
+            few = min(rows, count)
+            rows = sorted({round(i * (count - 1) / max(1, few - 1)) for i in range(few)}) if few > 0 else ()
+        if not rows:
+            raise ValueError("an error is measured on at least one row, got none")
         v = self._v.to(self.lse.dtype)
-        gaps, wrong, right = [], [], []
-        for i in chosen:
+        gaps, wrong, right = list[Tensor](), list[Tensor](), list[Tensor]()
+        for i in rows:
             implied, softmax = self.row(i), self.softmax_row(i)  # (B, H, Nk)
             gaps.append(0.5 * (implied - softmax).abs().sum(-1))
-            exact, difference = (_mean_of(v, weights) for weights in (softmax, implied - softmax))  # (B, H, Dv)
-            wrong.append(difference.square().sum(-1))
-            right.append(exact.square().sum(-1))
+            for sums, weights in ((right, softmax), (wrong, implied - softmax)):
+                grouped = weights.reshape(len(v), v.shape[1], weights.shape[1] // v.shape[1], -1)  # (B, Hkv, G, Nk)
+                sums.append((grouped @ v).flatten(1, 2).square().sum(-1))
         lost, kept = torch.stack(wrong).sum(0), torch.stack(right).sum(0)  # (B, H)
         relative = torch.where(lost > 0, (lost / kept).sqrt(), 0.0)
-        return Approximation(chosen, relative, torch.stack(gaps).mean(0))
+        return Approximation(tuple(rows), relative, torch.stack(gaps).mean(0))
 
     def how(self, name: str) -> Kind:
         """Is what a method gives "exact" or "approximate"? Raises LookupError for another name.
@@ -178,25 +184,12 @@ class FeatureView:
 
     def _normalised(self, scores: Tensor, i: int) -> Tensor:
         """Scores (B, Hkv, G, Nk) of query i → weights (B, H, Nk), 0 where a key is hidden."""
-        hidden = self._hidden(i % self._q.shape[2])
+        nq, nk = self._q.shape[2], self._k.shape[2]
+        last = i % nq + nk - nq if self._seen.causal else nk
+        hidden = torch.arange(nk, device=self._k.device)[None] > last
+        hidden = (hidden if self._seen.real is None else hidden | ~self._seen.real)[:, None]  # (B or 1, 1, Nk)
         weights = scores.flatten(1, 2).masked_fill(hidden, -torch.inf).softmax(-1)
         return weights.masked_fill(hidden, 0.0)  # a row of −∞ alone is NaN after softmax
-
-    def _hidden(self, i: int) -> Tensor:
-        """(B or 1, 1, Nk), True for keys that query i does not see."""
-        nk = self._k.shape[2]
-        last = i + nk - self._q.shape[2] if self._seen.causal else nk
-        hidden = torch.arange(nk, device=self._k.device)[None] > last
-        return (hidden if self._seen.real is None else hidden | ~self._seen.real)[:, None]
-
-    def _chosen(self, rows: int | Sequence[int]) -> tuple[int, ...]:
-        count = self._q.shape[2]
-        if isinstance(rows, int):
-            few = min(rows, count)
-            rows = sorted({round(i * (count - 1) / max(1, few - 1)) for i in range(few)}) if few > 0 else ()
-        if not rows:
-            raise ValueError("an error is measured on at least one row, and none was asked for")
-        return tuple(rows)
 
 
 def look_features(
@@ -215,8 +208,15 @@ def look_features(
     >>> view.row(49).shape, view.error().total_variation.shape
     (torch.Size([1, 2, 50]), torch.Size([1, 2]))
 
-    layer, x, context, mask, positions: as in a call of the layer; x (N, d_model) is one batch row.
-    Raises TypeError for another layer, and as a call of it does.
+    Args:
+        layer: the layer.
+        x: as in a call of the layer, or (N, d_model) for one batch row.
+        context: as in a call of the layer.
+        mask: as in a call of the layer.
+        positions: as in a call of the layer.
+
+    Raises:
+        TypeError: for another layer; otherwise as a call of it.
     """
     if not isinstance(layer, PerformerAttention):
         raise TypeError(f"look_features takes a PerformerAttention, got {type(layer).__name__}")
@@ -229,12 +229,6 @@ def look_features(
 def _batched(x: T) -> T:
     """(N, d) → (1, N, d); anything else as it is."""
     return x[None] if isinstance(x, Tensor) and x.ndim == 2 else x
-
-
-def _mean_of(v: Tensor, weights: Tensor) -> Tensor:
-    """v (B, Hkv, Nk, Dv), weights (B, H, Nk) → (B, H, Dv)."""
-    grouped = weights.reshape(len(v), v.shape[1], weights.shape[1] // v.shape[1], -1)
-    return (grouped @ v).flatten(1, 2)
 
 
 def _kind(kinds: dict[str, Kind], name: str) -> Kind:

@@ -6,11 +6,11 @@ from typing import Any
 
 from regard.backends.call import prepare
 from regard.checks import check_dense
-from regard.lens.doctor.visibility import summarise_mask
-from regard.lens.measures import engines, streaming
+from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, TOP, read_measures
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.view import View
+from regard.lens.visibility import summarise_mask
 from regard.op import attention
 
 __all__ = ["look"]
@@ -74,13 +74,13 @@ def look(
         output, lse = engines.forward(call, backend)
     else:  # there is no kernel for empty tensors, but `attention` defines the result
         keywords = {name: getattr(inner, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
-        output, lse = attention(inner.q, inner.k, inner.v, **keywords, backend=backend), streaming.lse_of(inner)
-    found, engine = engines.measure(inner, lse, wanted)
-    weights = ComputedWeights(inner, found["lse"])
+        output, lse = attention(inner.q, inner.k, inner.v, **keywords, backend=backend), engines.lse_of(inner)
+    results, engine = engines.measure(inner, lse, wanted)
+    weights = ComputedWeights(inner, results["lse"])
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
     return View(
         sizes=call.sizes,
-        held=found | {"lse": weights.lse.to(inner.wide)},
+        held=results | {"lse": weights.lse.to(inner.wide)},
         given_output=output.detach().numpy() if call.numpy else output,
         weights=weights,
         place=summarise_mask(weights.call),

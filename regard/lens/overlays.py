@@ -1,17 +1,4 @@
-"""Attention drawn on an image: one exact row, or the mean of all queries, in the image's own pixels.
-
-    >>> import torch, regard
-    >>> from regard.layouts import Frame, Sides
-    >>> from regard.lens.placement import TokenPlacement
-    >>> x = torch.zeros(1, 2, 5, 4)
-    >>> view = regard.look(x, x, x)                                          # of 1 cls and 2 × 2 patches
-    >>> frame = Frame.whole(30, 60).resized(15, 30).cropped(0, 7, 15, 15)
-    >>> view.placed = TokenPlacement(sides=(Sides.patches(frame, patch=7),))
-    >>> seen = view.overlay(token="cls")
-    >>> seen
-    Overlay(mean of 2 heads: cls → the image; patch 0.800, cls 0.200)
-    >>> seen.boxes[0].tolist(), seen.heat.shape                              # in the image
-    ([0.0, 14.0, 14.0, 28.0], (30, 60))
+"""Attention drawn on an image: where the tokens of a view lie, which token is meant, and its weights in pixels.
 
 Axis letters: W windows of a batch entry, H heads, N positions, P patches of one image.
 """
@@ -19,6 +6,7 @@ Axis letters: W windows of a batch entry, H heads, N positions, P patches of one
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -31,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.layouts import KINDS
+from regard.layouts import KINDS, Frame, Layout, Sides
 from regard.lens.measures.weights import sources
-from regard.lens.placement import ImagePatches, Token, beyond, find_token, name_token
 from regard.lens.validity import index_among
 from regard.viz import figures
 from regard.viz.overlay import Floats, box_heat, overlay, read_photograph
@@ -43,9 +30,297 @@ if TYPE_CHECKING:
 
     from regard.lens.view import View
 
-__all__ = ["Overlay", "make_overlay", "received_from"]
+Sizes = tuple[int, int, int, int]
 
+LayoutsByPath = dict[str | None, tuple[Sides, ...]]
+"""Layouts by path, or under None those for all paths."""
+
+HOW = (
+    "say what its tokens are, with regard.layouts: seen.layouts = Sides.patches(224, patch=16) for a ViT, "
+    "or {path: Sides(queries, keys, frames)}; watch(model, layouts=…) takes the same"
+)
+ROUNDING = 1e-6  # of an image's longer side
 AT_ONCE = 1 << 24  # weights held at once while rows are summed
+
+Token = int | str | tuple[int, int] | None
+"""A token by its index, its kind or word where there is one such, or its window and its index there."""
+
+TokenIndex = tuple[int, int]
+"""Window and index of a token."""
+
+
+@dataclass(frozen=True)
+class TokenPlacement:
+    """Layouts and words of a view's tokens."""
+
+    path: str = ""  # of the module
+    sides: tuple[Sides, ...] = ()  # one for all batch entries, or one each; empty if unknown or if they do not fit
+    words: Sequence[Sequence[str]] | None = None  # a row for each batch entry, or one for all
+    lacking: str = f"it is not known where the tokens of this attention lie: {HOW}"  # the reason for empty sides
+
+    @property
+    def windows(self) -> int:
+        """Number of windows per batch entry."""
+        return self.sides[0].queries.shape[0]
+
+    def entry(self, batch: int) -> tuple[Sides, Sequence[str] | None]:
+        """The layouts and words of a batch entry."""
+        words = None if not self.words else self.words[batch if batch < len(self.words) else 0]
+        return self.sides[batch if len(self.sides) > 1 else 0], words
+
+
+UNPLACED = TokenPlacement()
+"""The placement of a view without layouts."""
+
+
+@dataclass(frozen=True)
+class RunSizes:
+    """Sizes of the calls of one run of a module; more than one call in generation."""
+
+    kind: str  # "self" or "cross"
+    sizes: tuple[Sizes, ...]  # of each call
+    first: tuple[int, ...]  # position of each call's first key among those of the run
+
+    @property
+    def whole(self) -> Sizes:
+        """The sizes of all calls together."""
+        batch, heads, _, _ = self.sizes[0]
+        ends = (first + sizes[3] for first, sizes in zip(self.first, self.sizes, strict=True))
+        return batch, heads, sum(sizes[2] for sizes in self.sizes), max(ends)
+
+    def misfit(self, sides: tuple[Sides, ...]) -> str | None:
+        """Why layouts do not fit this run, or None."""
+        (batch, _, nq, nk), whole = self.sizes[0], self.whole
+        counts = {side.queries.shape[0] for side in sides}
+        if len(counts) != 1 or batch % max(counts) or len(sides) not in (1, batch // max(counts)):
+            return f"{len(sides)} layouts of {_some(counts)} sequences do not make the {batch} batch rows of the call"
+        fitting = {"queries": {nq, whole[2]}, "keys": {nk, whole[3]}}
+        if self.kind == "self" and len(self.sizes) > 1:
+            fitting["keys"].add(nq)  # a cache of fixed size has room for more than the prompt
+        for side in sides:
+            for name, wanted in fitting.items():
+                layout: Layout = getattr(side, name)
+                if layout.shape[1] not in wanted:
+                    return f"the call has {_some(wanted)} {name}, but their layout has {layout.shape[1]}: {layout}"
+        return None
+
+    def cut(self, sides: tuple[Sides, ...], n: int | None) -> tuple[Sides, ...]:
+        """The layouts of call n, or of the whole run; tokens added after the first call are text."""
+        begin, first, (_, _, nq, nk) = 0, 0, self.whole
+        if n is not None:
+            begin, first, (_, _, nq, nk) = sum(s[2] for s in self.sizes[:n]), self.first[n], self.sizes[n]
+        if len(self.sizes) == 1 and all(s.queries.shape[1] == nq and s.keys.shape[1] == nk for s in sides):
+            return sides
+
+        def part(layout: Layout, begin: int, n: int) -> Layout:
+            """n tokens from `begin`, text beyond the layout's end."""
+            chosen = slice(begin, begin + n)
+            kept = Layout(layout.kind[:, chosen], layout.picture[:, chosen], layout.box[:, chosen])
+            short = n - kept.shape[1]
+            return kept + Layout.text(short) if short else kept
+
+        return tuple(Sides(part(s.queries, begin, nq), part(s.keys, first, nk), s.frames) for s in sides)
+
+
+def read_layouts(layouts: object) -> LayoutsByPath:
+    """Normalise layouts: {path: Sides}, or one Sides for all paths; or a list of either, one per batch entry.
+
+    A mapping may also have a list of Sides under a path, one per batch entry. Raises TypeError for anything else,
+    ValueError for a list of mappings whose paths differ.
+    """
+    if isinstance(layouts, (list, tuple)) and layouts and all(isinstance(item, Mapping) for item in layouts):
+        first = list(layouts[0])
+        for number, entry in enumerate(layouts):
+            if set(entry) != set(first):
+                odd = _listed(sorted(set(entry) ^ set(first), key=str))
+                raise ValueError(
+                    f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
+                )
+        joined: LayoutsByPath = {}
+        for path in first:
+            several = [_read_sides(entry[path]) for entry in layouts]
+            if wrong := [len(sides) for sides in several if len(sides) != 1]:
+                raise ValueError(f"each batch entry must have one Sides under a path, got {wrong[0]} of {path!r}")
+            joined[path] = tuple(sides[0] for sides in several)
+        return joined
+    if isinstance(layouts, Mapping):
+        return {path: _read_sides(sides) for path, sides in layouts.items()}
+    return {None: _read_sides(layouts)}
+
+
+def _read_sides(layouts: object) -> tuple[Sides, ...]:
+    several = layouts if isinstance(layouts, (list, tuple)) else [layouts]
+    read = tuple(item for item in several if isinstance(item, Sides))
+    if len(read) < len(several) or not read:
+        got = next((type(item).__name__ for item in several if not isinstance(item, Sides)), "an empty list")
+        raise TypeError(
+            f"layouts must be regard.layouts.Sides, one or one per batch entry, or {{path: Sides}}; got {got}"
+        )
+    return read
+
+
+def fit_layouts(layouts: LayoutsByPath, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
+    """Path → layouts for the modules that were seen, each checked against the runs of its module.
+
+    Layouts of other modules are left out; layouts for all paths are kept where they fit. Raises ValueError if none of
+    the paths was seen, or layouts fit no run of their module.
+    """
+    if None in layouts:
+        sides = layouts[None]
+        fitting = {path: sides for path, of_path in runs.items() if any(run.misfit(sides) is None for run in of_path)}
+        if not fitting:
+            path, of_path = next(iter(runs.items()))
+            raise ValueError(f"these layouts fit no module; of {path!r}, {of_path[0].misfit(sides)}")
+        return fitting
+    seen = {path: sides for path, sides in layouts.items() if path is not None and path in runs}
+    if not seen:
+        raise ValueError(
+            f"layouts are of {_listed(list(layouts))}, none of which was seen; seen are {_listed(list(runs))}"
+        )
+    for path, sides in seen.items():
+        reasons = [run.misfit(sides) for run in runs[path]]
+        if None not in reasons:
+            raise ValueError(f"layouts of {path!r} do not fit: {reasons[0]}")
+    return seen
+
+
+def _some(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
+def _listed(names: Sequence[object], most: int = 3) -> str:
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@dataclass(frozen=True)
+class ImagePatches:
+    """The patches of one image: `picture` is its number in the layout."""
+
+    layout: Layout
+    frame: Frame
+    picture: int
+
+    @cached_property
+    def tokens(self) -> NDArray[np.int64]:
+        """(P, 2) window and index of each."""
+        return np.argwhere((self.layout.kind == "patch") & (self.layout.picture == self.picture))
+
+    @cached_property
+    def boxes(self) -> NDArray[np.float64]:
+        """(P, 4) top, left, bottom, right of each in the image."""
+        return self.frame.boxes(self._pixels)
+
+    @cached_property
+    def beyond(self) -> NDArray[np.bool_]:
+        """(P,) which lie wholly on padding around the image."""
+        return beyond(self.boxes, self.frame.picture)
+
+    @cached_property
+    def cells(self) -> NDArray[np.int64]:
+        """(P, 2) row and column of each in the grid of patches."""
+        top, left = self._pixels[:, 0], self._pixels[:, 1]
+        ranks = [np.unique(edge, return_inverse=True)[1].ravel() for edge in (top, left)]
+        return np.stack(ranks, -1).astype(np.int64)
+
+    def number(self, place: TokenIndex) -> int | None:
+        """The number of the patch that a token is, or None."""
+        numbers = np.flatnonzero((self.tokens == place).all(-1))
+        return int(numbers[0]) if len(numbers) else None
+
+    def at(self, y: float, x: float) -> TokenIndex:
+        """The patch at a place in the image. Raises LookupError if the model did not see it, TypeError if no number."""
+        if any(isinstance(n, bool) or not isinstance(n, (int, float, np.integer, np.floating)) for n in (y, x)):
+            raise TypeError(f"at must be two numbers, (y, x) in the image's pixels; got ({y!r}, {x!r})")
+        (height, width), where = self.frame.picture, f"at=({y:g}, {x:g})"
+        if not (0 <= y < height and 0 <= x < width):
+            raise LookupError(f"{where} is outside the image, which is {height} pixels high and {width} wide")
+        try:
+            return self.layout.at(*self.frame.pixel(y, x), self.picture)
+        except LookupError:
+            (top, left), (bottom, right) = self.boxes[:, :2].min(0), self.boxes[:, 2:].max(0)
+            raise LookupError(
+                f"{where} is a place that the model did not see: it saw rows {max(top, 0):.4g} to "
+                f"{min(bottom, height):.4g} and columns {max(left, 0):.4g} to {min(right, width):.4g} of the image"
+            ) from None
+
+    @property
+    def _pixels(self) -> NDArray[np.float64]:
+        return np.asarray(self.layout.box[tuple(self.tokens.T)])
+
+
+def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which boxes, (…, 4), lie outside an image of this height and width."""
+    near = ROUNDING * max(picture)
+    top, left, bottom, right = np.moveaxis(boxes, -1, 0)
+    height, width = picture
+    return np.asarray((bottom <= near) | (right <= near) | (top >= height - near) | (left >= width - near))
+
+
+def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: str) -> TokenIndex:
+    """Window and index of a token among queries or keys (`name`), by index or as `_find_by_name`.
+
+    Raises LookupError for a kind or word of which there is none, or several; IndexError for an index out of range;
+    TypeError for anything else.
+    """
+    windows, n = layout.shape
+    if isinstance(token, str):
+        return _find_by_name(layout, token, words, name)
+    window, index = token if isinstance(token, tuple) and len(token) == 2 else (0, token)
+    if index is token and windows > 1:
+        raise LookupError(
+            f"token {token!r} is in each of {windows} windows: say which with token=(window, index), or at=(y, x)"
+        )
+    window = index_among("window", window, windows, "windows")
+    try:
+        return window, index_among("token", index, n, {"query": "queries", "key": "keys"}[name])
+    except IndexError as error:
+        raise IndexError(f"no {name} of this attention: {error}") from None
+
+
+def _find_by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> TokenIndex:
+    """A token by its kind, or else by its word: an exact match, else without surrounding space, else without case."""
+    matches = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
+    known = list(words) if words is not None and layout.shape == (1, len(words)) else None
+    spellings: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
+    for spelling in spellings:
+        wanted = spelling(token)
+        matches = matches or [(0, i) for i, word in enumerate(known or []) if wanted and spelling(word) == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        some = ", ".join(str(i if layout.shape[0] == 1 else (w, i)) for w, i in matches[:4])
+        more = ", …" if len(matches) > 4 else ""
+        raise LookupError(f"{len(matches)} tokens are {token!r} ({some}{more}): name an index")
+    hint = ""
+    if token not in KINDS and known is None:
+        hint = "; its words are not known: watch(model, tokens=…) keeps them"
+    elif token not in KINDS and (there := list(dict.fromkeys(word.strip() for word in known or [] if word.strip()))):
+        hint = f"; its words are {', '.join(map(repr, there[:6]))}{', …' if len(there) > 6 else ''}"
+    raise LookupError(f"no {name} of this attention is {token!r}: {layout}{hint}")
+
+
+def name_kind(layout: Layout, place: TokenIndex) -> str:
+    """A token by its kind, numbered among those of its kind in its image if there are several: "latent 0"."""
+    kind, picture = str(layout.kind[place]), int(layout.picture[place])
+    alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
+    several = (layout.kind == kind).sum() > len(alike)
+    of = f" of image {picture}" if several and picture >= 0 else ""
+    return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
+
+
+def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
+    """A patch by its row and column, text by its word, any other token by its kind."""
+    layout = patches.layout
+    kind, picture = str(layout.kind[place]), int(layout.picture[place])
+    if kind == "patch":
+        own = patches if picture == patches.picture else ImagePatches(layout, patches.frame, picture)
+        number = own.number(place)
+        assert number is not None
+        of = "" if own is patches else f" of image {picture}"
+        return f"patch ({own.cells[number, 0]}, {own.cells[number, 1]}){of}"
+    if words is not None and layout.shape == (1, len(words)):
+        return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"
+    return name_kind(layout, place)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,21 +425,21 @@ def make_overlay(
     asker_name, shown_name = ("key", "query") if column else ("query", "key")
     turned = "leave column=True out to see its row" if column else "column=True shows who looks at a patch"
     _require_patches(shown, asker, shown_name, turned)
-    found = None
+    chosen = None
     if at is not None:
         _require_patches(asker, shown, asker_name, turned)
-        found = asker.at(*at)
+        chosen = asker.at(*at)
     elif token is not None:
-        found = find_token(asker.layout, token, words, asker_name)
+        chosen = find_token(asker.layout, token, words, asker_name)
 
     # 3. Its weights (W, N), 0 in the windows that are not its own; or the mean row of all queries.
     flat, real = replace(view, lead=None, numpy=False), sides.queries.kind != "padding"  # (W, Nq)
     windows, nq = real.shape
     own = slice(entry * windows, (entry + 1) * windows)
-    if found is not None:
-        line = (flat.column(found[1]) if column else flat.row(found[1]))[own][found[0], heads]  # (H, N)
+    if chosen is not None:
+        line = (flat.column(chosen[1]) if column else flat.row(chosen[1]))[own][chosen[0], heads]  # (H, N)
         weights = np.zeros((windows, line.shape[-1]))
-        weights[found[0]] = line.double().mean(0).cpu().numpy()
+        weights[chosen[0]] = line.double().mean(0).cpu().numpy()
     else:
         if real.all() or view.weights is None:
             received, count = flat.received[own], windows * nq  # (W, H, Nk)
@@ -189,17 +464,17 @@ def make_overlay(
 
     # 5. The title.
     target = "the image" if len(sides.frames) == 1 else f"image {image_index}"
-    if found is not None:
-        who = name_token(asker, found, words)
+    if chosen is not None:
+        who = name_token(asker, chosen, words)
     else:
         who = "all queries" if real.all() or view.weights is not None else "all queries (padding included)"
     count = view.sizes[1]
     whose = f"mean of {count} heads" if head is None and count > 1 else f"head {(head or 0) % count}"
     title = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
-    number = None if found is None else asker.number(found)
+    number = None if chosen is None else asker.number(chosen)
     return Overlay(
         title=f"{placed.path}, {title}" if placed.path else title,
-        weights=weights.ravel() if found is None else weights[found[0]],
+        weights=weights.ravel() if chosen is None else weights[chosen[0]],
         shares=shares,
         boxes=shown.boxes,
         mass=weights[tuple(shown.tokens.T)],
@@ -218,20 +493,9 @@ def _require_patches(side: ImagePatches, other: ImagePatches, name: str, hint: s
 
 
 def received_from(view: View, entry: int, real: NDArray[np.bool_]) -> Tensor:
-    """(W, H, Nk) fp64: the weight that each key of a batch entry gets from some of its queries.
+    """(W, H, Nk) fp64: the weight that each key of a batch entry gets from the queries in `real`, (W, Nq).
 
-    Args:
-        view: on torch, with axes (B, H, …).
-        entry: which batch entry.
-        real: (W, Nq) which queries.
-
-    Raises:
-        LookupError: if q and k were not kept.
-
-    >>> import regard
-    >>> x = torch.zeros(1, 1, 4, 3)
-    >>> received_from(regard.look(x, x, x), 0, np.array([[True, True, False, False]]))
-    tensor([[[0.5000, 0.5000, 0.5000, 0.5000]]], dtype=torch.float64)
+    The view is on torch, with axes (B, H, …). Raises LookupError if q and k were not kept.
     """
     (batch, heads, _, nk), (windows, _) = view.sizes, real.shape
     total = torch.zeros(windows, heads, nk, dtype=torch.float64)

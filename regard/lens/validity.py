@@ -14,23 +14,16 @@ from regard.checks import check_dense
 
 Array = np.ndarray[Any, Any]
 
-LISTED = 10
-"""How many bad rows a report describes one by one; the rest it counts."""
+LISTED = 10  # bad rows that a report describes one by one; the rest it counts
 
 Kind = Literal["nan", "infinite", "negative", "above one", "sum"]
 """What can be wrong with a row, the worst first."""
 
 
 def index_among(name: str, value: object, n: int, of: str) -> int:
-    """An index into n things, counted from the end if negative. `name` and `of` are for messages.
+    """An index into n things, counted from the end if negative; `name` and `of` are for messages.
 
-    Raises:
-        TypeError: if it is not an integer.
-        IndexError: if it is out of range.
-
-    Example:
-        >>> index_among("row", -1, 5, "queries")
-        4
+    Raises TypeError if it is not an integer, IndexError if it is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} takes an integer, got {type(value).__name__}: {value!r}")
@@ -40,15 +33,9 @@ def index_among(name: str, value: object, n: int, of: str) -> int:
 
 
 def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
-    """Some of n things: a slice without a step as a slice, anything else as indices.
+    """Some of n things: a slice without a step as a slice; other slices, ranges and integers as indices.
 
-    Raises:
-        TypeError: if it is neither a slice, a range nor integers.
-        IndexError: if an index is out of range.
-
-    Example:
-        >>> part_of_axis("rows", slice(1, None), 5, "queries"), part_of_axis("rows", [0, -1], 5, "queries")
-        (slice(1, 5, None), tensor([0, 4]))
+    Raises TypeError for anything else, IndexError if an index is out of range.
     """
     if isinstance(value, slice):
         start, stop, step = value.indices(n)
@@ -62,26 +49,13 @@ def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that is not attention weights.
+    """A row that is not attention weights. Prints as "batch 0, head 3, row 5: sums to 1.5, not to 1"."""
 
-    Attributes:
-        kind: the worst thing that is wrong with the row.
-        batch: index on the batch axis; None without one; a tuple of the leading indices beyond 4 axes.
-        head: index on the head axis, or None.
-        row: the query.
-        value: the wrong weight, or the row's wrong sum.
-        message: the same in words.
-
-    Example:
-        >>> print(Problem("sum", batch=0, head=3, row=5, value=1.5, message="sums to 1.5, not to 1"))
-        batch 0, head 3, row 5: sums to 1.5, not to 1
-    """
-
-    kind: Kind
-    batch: int | tuple[int, ...] | None
+    kind: Kind  # the worst thing that is wrong with the row
+    batch: int | tuple[int, ...] | None  # None without a batch axis; a tuple of the leading indices beyond 4 axes
     head: int | None
-    row: int
-    value: float
+    row: int  # the query
+    value: float  # the wrong weight, or the row's wrong sum
     message: str
 
     def __str__(self) -> str:
@@ -115,10 +89,7 @@ class Report:
         return self.bad_rows == 0
 
     def raise_if_bad(self) -> None:
-        """Raise ValueError with the whole report if a row is bad.
-
-        >>> check(np.eye(3)).raise_if_bad()
-        """
+        """Raise ValueError with the whole report if a row is bad."""
         if not self.ok:
             raise ValueError(str(self))
 
@@ -175,7 +146,19 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
         >>> report.ok, report.rows, report.empty_rows, report.problems[0].kind, report.problems[0].row
         (False, 3, 1, 'nan', 1)
     """
-    cells = _floats(weights)
+    if isinstance(weights, Tensor):
+        check_dense("weights", weights)
+        cells: Array | Tensor = weights.detach()
+        floating = weights.dtype.is_floating_point
+    elif isinstance(weights, np.ndarray):
+        cells = np.asarray(weights)  # a subclass may reduce in its own way
+        floating = np.issubdtype(weights.dtype, np.floating)
+    else:
+        raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
+    if not floating:
+        raise TypeError(f"weights must be floats, got {cells.dtype}; attention weights are the softmax of scores")
+    if cells.ndim < 2:
+        raise ValueError(f"weights must have 2 axes or more (…, Nq, Nk), got shape {tuple(cells.shape)}")
     if not isinstance(sinks, bool):
         raise TypeError(f"sinks must be True or False (did sinks join the softmax?), got {type(sinks).__name__}")
     if tolerance is None:
@@ -190,11 +173,7 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
 
 
 def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool, edited: bool = False) -> Report:
-    """The report from each row's smallest weight, largest weight and sum: (…, Nq) each, NaN in all three if in a row.
-
-    >>> judge(np.zeros(2), np.array([0.5, 0.9]), np.ones(2), tolerance=1e-6, sinks=False)
-    2 rows of attention weights (tolerance 1e-06)
-    """
+    """The report from each row's smallest weight, largest weight and sum, (…, Nq) each; a NaN is in all three."""
     empty = (low == 0) & (high == 0)
     above, below = total - 1 > tolerance, ~empty & (1 - total > tolerance)
     findings: dict[Kind, tuple[Array, Array]] = {  # which rows, and the number that is wrong in them
@@ -210,25 +189,20 @@ def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: boo
     problems = []
     for at in zip(*np.unravel_index(np.flatnonzero(bad)[:LISTED], bad.shape), strict=True):
         kind = next(kind for kind, (rows, _) in findings.items() if rows[at])
-        problems.append(_problem(kind, at, float(findings[kind][1][at]), sinks))
+        value = float(findings[kind][1][at])
+        *lead, row = (int(i) for i in at)
+        head = lead.pop() if len(lead) > 1 else None
+        batch = tuple(lead) if len(lead) > 1 else lead[0] if lead else None
+        digits = f"{value:.7g}" if f"{value:.7g}" != "1" else repr(value)  # few, unless they hide the difference from 1
+        messages: dict[Kind, str] = {
+            "nan": "holds NaN; often a row whose keys are all hidden",
+            "infinite": f"holds {value}",
+            "negative": f"has the weight {digits}, below 0",
+            "above one": f"has the weight {digits}, above 1",
+            "sum": f"sums to {digits}, {'above 1' if sinks else 'not to 1'}",
+        }
+        problems.append(Problem(kind, batch, head, row, value, messages[kind]))
     return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), tolerance, edited)
-
-
-def _floats(weights: object) -> Array | Tensor:
-    if isinstance(weights, Tensor):
-        check_dense("weights", weights)
-        cells: Array | Tensor = weights.detach()
-        floating = weights.dtype.is_floating_point
-    elif isinstance(weights, np.ndarray):
-        cells = np.asarray(weights)  # a subclass may reduce in its own way
-        floating = np.issubdtype(weights.dtype, np.floating)
-    else:
-        raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
-    if not floating:
-        raise TypeError(f"weights must be floats, got {cells.dtype}; attention weights are the softmax of scores")
-    if cells.ndim < 2:
-        raise ValueError(f"weights must have 2 axes or more (…, Nq, Nk), got shape {tuple(cells.shape)}")
-    return cells
 
 
 def _rounding(cells: Array | Tensor) -> float:
@@ -253,10 +227,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _reduced(cells: Array | Tensor) -> tuple[Array, ...]:
-    """Smallest weight, largest weight and sum of each row: (…, Nq, Nk) → three of (…, Nq), float64 or wider.
-
-    A NaN in the row is in all three.
-    """
+    """Smallest weight, largest weight and sum of each row, (…, Nq) in float64 or wider; a NaN is in all three."""
     if cells.shape[-1] == 0:
         none = np.zeros(tuple(cells.shape[:-1]))
         return none, none, none
@@ -268,26 +239,6 @@ def _reduced(cells: Array | Tensor) -> tuple[Array, ...]:
     with np.errstate(over="ignore", invalid="ignore"):  # inf − inf and overflow are findings here
         reduced = cells.min(-1), cells.max(-1), cells.sum(-1, dtype=wide)
     return tuple(x.astype(np.result_type(wide, np.float64)) for x in reduced)
-
-
-def _problem(kind: Kind, at: tuple[np.intp, ...], value: float, sinks: bool) -> Problem:
-    *lead, row = (int(i) for i in at)
-    head = lead.pop() if len(lead) > 1 else None
-    batch = tuple(lead) if len(lead) > 1 else lead[0] if lead else None
-    messages: dict[Kind, str] = {
-        "nan": "holds NaN; often a row whose keys are all hidden",
-        "infinite": f"holds {value}",
-        "negative": f"has the weight {_digits(value)}, below 0",
-        "above one": f"has the weight {_digits(value)}, above 1",
-        "sum": f"sums to {_digits(value)}, {'above 1' if sinks else 'not to 1'}",
-    }
-    return Problem(kind, batch, head, row, value, messages[kind])
-
-
-def _digits(value: float) -> str:
-    """Few digits, unless they would hide the difference from 1."""
-    short = f"{value:.7g}"
-    return short if short != "1" else repr(value)
 
 
 def _rows(count: int) -> str:

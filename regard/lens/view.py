@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import Weights, sources
-from regard.lens.overlays import Overlay, make_overlay
+from regard.lens.overlays import UNPLACED, Overlay, Token, TokenPlacement, make_overlay
 from regard.lens.patterns import Patterns
-from regard.lens.placement import UNPLACED, Token, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import TileGrid
 from regard.masks.patterns import at_positions
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regard.lens.assembly import StepLink
-    from regard.lens.doctor.facts import Facts
-
-__all__ = ["PER_QUERY", "KeyTokens", "KnownVisibility", "Record", "TopLinks", "View", "Visibility"]
+    from regard.lens.facts import Facts
+    from regard.lens.visibility import MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 BY_TOKEN = ("delimiter", "same token", "induction")
@@ -51,42 +49,21 @@ class TopLinks:
     tied: Any
 
 
-class Visibility(Protocol):
-    """What the mask of a call leaves visible: `regard.lens.doctor.visibility.MaskSummary` or `KnownVisibility`."""
-
-    @property
-    def visible(self) -> Tensor | None:
-        """(B or 1, H or 1, Nq) number of keys each query sees."""
-
-    @property
-    def padding(self) -> Tensor | None:
-        """(B or 1, Nk) True for padding."""
-
-    @property
-    def offset(self) -> Tensor | int | None:
-        """Position of query 0, where it is not Nk − Nq."""
-
-
 @dataclass(frozen=True)
 class KnownVisibility:
-    """A `Visibility` whose parts are already computed, as read from a file."""
+    """What the mask of a call leaves visible: the parts of a `MaskSummary` that a view reads, as kept in a file."""
 
-    visible: Tensor | None = None
-    padding: Tensor | None = None
-    offset: Tensor | int | None = None
+    visible: Tensor | None = None  # (B or 1, H or 1, Nq) number of keys each query sees
+    padding: Tensor | None = None  # (B or 1, Nk) True for padding
+    offset: Tensor | int | None = None  # position of query 0, where it is not Nk − Nq
 
 
 @dataclass(frozen=True)
 class KeyTokens:
-    """The tokens that a call's keys stand for.
+    """The tokens that a call's keys stand for."""
 
-    Attributes:
-        ids: (B or 1, Nk) token numbers.
-        delimiters: (B or 1, Nk) True for full stops, [SEP] and the like.
-    """
-
-    ids: Tensor | None = None
-    delimiters: Tensor | None = None
+    ids: Tensor | None = None  # (B or 1, Nk) token numbers
+    delimiters: Tensor | None = None  # (B or 1, Nk) True for full stops, [SEP] and the like
 
 
 @dataclass(repr=False, eq=False)
@@ -114,7 +91,7 @@ class View:
     given_output: Any = None
     weights: Weights | None = None
     kind: str = "self"
-    place: Visibility = KnownVisibility()
+    place: KnownVisibility | MaskSummary = KnownVisibility()
     tokens: KeyTokens = KeyTokens()
     size: int = MAP_SIZE  # of the map that is held
     lead: tuple[int, ...] | None = None  # the queries' axes before N, where they are not (B, H)
@@ -126,18 +103,14 @@ class View:
     placed: TokenPlacement = UNPLACED  # where the tokens lie in an image, and their words
     edited: bool = False  # the model changed the weights after its softmax; these are the ones it applied
 
-    # ------------------------------------------------------------------------------------------------------- measures
-
     @property
     def output(self) -> Any:
         """The result of the attention itself. Raises LookupError if it was not kept."""
-        if self.given_output is None:
-            if self.overview:
-                raise LookupError(
-                    f"the output is not in {OVERVIEW}, of a run that kept it: watch(model, keep='output')"
-                )
-            raise LookupError("the output was not kept: watch(model, keep='output') keeps it")
-        return self.given_output
+        if self.given_output is not None:
+            return self.given_output
+        if self.overview:
+            raise LookupError(f"the output is not in {OVERVIEW}, of a run that kept it: watch(model, keep='output')")
+        raise LookupError("the output was not kept: watch(model, keep='output') keeps it")
 
     @property
     def lse(self) -> Any:
@@ -299,43 +272,28 @@ class View:
 
     def score_patterns(self) -> Patterns:
         """Scores and shares of the patterns as tensors (B, H), from exact weights."""
-        weights, place, tokens = self._exact("patterns"), self.place, self.tokens
-        visible = place.visible
+        weights, visible = self._exact("patterns"), self.place.visible
         if visible is not None and any(source.has_sink for source in sources(weights)):
             visible = visible + 1  # a sink takes part in the entropy
-        among_keys = self.kind == "self"
         return patterns.measure(
             weights,
+            self.place,
+            self.tokens,
             kind=self.kind,
             entropy=self._held("entropy") if visible is not None else None,
             visible=visible,
-            received=self._held("received") if tokens.delimiters is not None else None,
-            offset=place.offset if among_keys else None,
-            padding=place.padding,
-            ids=tokens.ids if among_keys else None,
-            delimiters=tokens.delimiters,
+            received=self._held("received") if self.tokens.delimiters is not None else None,
         )
 
     def per_head(self, measure: str) -> Tensor:
         """One number per head as a tensor (B, H): a measure's mean over the queries, or a pattern's score.
 
-        Args:
-            measure: "entropy", "effective", "max_logit", "lse", or a pattern's name.
-
-        Raises:
-            LookupError: if it is not known; the message lists `known_values`.
-
-        Example:
-            >>> import torch, regard
-            >>> x = torch.zeros(1, 2, 4, 3)
-            >>> regard.look(x, x, x).per_head("entropy")
-            tensor([[1.3863, 1.3863]])
+        Raises LookupError if it is not known; the message lists `known_values`.
         """
-        plain = replace(self, lead=None, numpy=False)
         if measure in PER_QUERY:
-            mean: Tensor = plain.mean(measure)
+            mean: Tensor = replace(self, lead=None, numpy=False).mean(measure)
             return mean
-        scores: dict[str, Tensor] = plain.patterns()
+        scores = self.head_patterns().scores
         if measure in scores:
             return scores[measure]
         reason = ""
@@ -355,8 +313,6 @@ class View:
         known += [n for n in ("entropy", "effective") if exact and n not in known]
         scored = exact or any(name.startswith("pattern ") for name in self.held)
         return [*known, *(self.patterns() if scored else ())]
-
-    # --------------------------------------------------------------------------------------------------- exact weights
 
     def row(self, i: int) -> Any:
         """The exact weights of query i over all keys, (…, H, Nk). A negative i counts from the end.
@@ -443,7 +399,7 @@ class View:
 
         Example:
             >>> import torch, regard
-            >>> from regard.lens.placement import TokenPlacement
+            >>> from regard.lens.overlays import TokenPlacement
             >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
             >>> view = replace(regard.look(x, x, x), placed=TokenPlacement(sides=(sides,)))
             >>> view.overlay(token="cls").mass.round(2)
@@ -452,7 +408,7 @@ class View:
         return make_overlay(self, image, token, at=at, head=head, batch=batch, image_index=image_index, column=column)
 
     def check(self) -> Report:
-        """Check every row: it must sum to 1 (or be 0), without NaN or infinite weights.
+        """Check that every row sums to 1 (or is 0), without NaN or infinite weights; see `regard.check`.
 
         Rows of weights that the model edited after its softmax may have any sum and sign.
 
@@ -477,16 +433,9 @@ class View:
         lead = (batch, heads) if self.lead is None else self.lead
         low, high, total = torch.cat(parts, -1).reshape(3, *lead, nq).numpy()
         made_of = sources(weights)
-        return judge(
-            low,
-            high,
-            total,
-            tolerance=max((source.rounding for source in made_of), default=nk * torch.finfo(torch.float32).eps),
-            sinks=any(source.has_sink for source in made_of),
-            edited=self.edited,
-        )
-
-    # -------------------------------------------------------------------------------------------------------- helpers
+        tolerance = max((source.rounding for source in made_of), default=nk * torch.finfo(torch.float32).eps)
+        sinks = any(source.has_sink for source in made_of)
+        return judge(low, high, total, tolerance=tolerance, sinks=sinks, edited=self.edited)
 
     def _held(self, name: str) -> Tensor:
         """A measure; one that is not held is measured now and held from then on."""
@@ -500,15 +449,15 @@ class View:
         return self.held[name]
 
     def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:
-        if self.weights is None:
-            measured = f"; watch(model, {instead}) measures it while the model runs" if instead else ""
-            if self.overview:
-                lacks = f"which are not in {OVERVIEW}, of a watch(model, keep='qk')"
-                raise LookupError(f"{what} needs q and k{hint}, {lacks}{measured}")
-            raise LookupError(
-                f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
-            )
-        return self.weights
+        if self.weights is not None:
+            return self.weights
+        measured = f"; watch(model, {instead}) measures it while the model runs" if instead else ""
+        if self.overview:
+            lacks = f"which are not in {OVERVIEW}, of a watch(model, keep='qk')"
+            raise LookupError(f"{what} needs q and k{hint}, {lacks}{measured}")
+        raise LookupError(
+            f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
+        )
 
     def _give(self, x: Tensor) -> Any:
         """A tensor (B, H, …) as the caller's kind of array, with the caller's leading axes."""
@@ -556,29 +505,18 @@ class View:
 class Record:
     """One attention call of a watched model.
 
-    Attributes:
-        path: the module that made the call, as `named_modules()` names it.
-        n: number of this call among the module's calls, from 0.
-        kind: "self" or "cross".
-        source: what was tapped.
-        kernel: what ran.
-        compiled: seen inside compiled code, where only the compiled module is known: `path` is that module, plus the
-            number of the call in a run of it if there are several ("layers.3.compiled_call.1").
-        view: its measures; None if the call could not be read.
-        facts: its mask and numbers; None likewise.
-        heads: numbers per head for the doctor, (B, H).
-        trouble: why the call could not be read.
-        link: which call it continues, in generation; None if that is not known.
+    In compiled code only the compiled module is known: `path` is that module, plus the number of the call in its run
+    if there are several ("layers.3.compiled_call.1").
     """
 
-    path: str
-    n: int
-    kind: str
-    source: str
-    kernel: str
+    path: str  # of the module that made the call, as `named_modules()` names it
+    n: int  # number of this call among the module's calls, from 0
+    kind: str  # "self" or "cross"
+    source: str  # what was tapped
+    kernel: str  # what ran
     compiled: bool = False
-    view: View | None = None
-    facts: Facts | None = None
-    heads: Mapping[str, Tensor] = field(default_factory=dict)
-    trouble: str | None = None
-    link: StepLink | None = None
+    view: View | None = None  # None if the call could not be read
+    facts: Facts | None = None  # likewise
+    heads: Mapping[str, Tensor] = field(default_factory=dict)  # numbers per head for the doctor, (B, H)
+    trouble: str | None = None  # why the call could not be read
+    link: StepLink | None = None  # the call that it continues, in generation, if known

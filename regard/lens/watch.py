@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.lens import facts
 from regard.lens.assembly import CallStore, RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import facts
-from regard.lens.doctor.report import merge_paths
-from regard.lens.doctor.visibility import MaskSummary, summarise_mask
-from regard.lens.measures import engines, streaming
+from regard.lens.doctor import merge_paths
+from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.placement import read_layouts
+from regard.lens.overlays import read_layouts
 from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import KeyTokens, KnownVisibility, View
@@ -449,7 +448,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
             softmax = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
-        measured, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
+        measured, engine = engines.measure_given(weights, replace(options.measures, names=names)), "torch"
         record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
             empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit

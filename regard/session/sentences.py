@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from regard.layouts import Layout
+from regard.lens.overlays import ImagePatches, name_kind
 from regard.lens.patterns import KEYS, REST
-from regard.lens.placement import ImagePatches, name_kind
 from regard.locale import Lang, translate
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON

@@ -1264,11 +1264,11 @@ def test_doctor_prints_the_diagnosis_and_ends_with_1_for_errors(run, capsys):
 
 
 def test_doctor_ends_with_0_for_warnings(run, monkeypatch):
-    from regard.lens.doctor.report import Finding
+    from regard.lens.doctor import Finding
 
     capture_file()
     warning = Finding("warning", "left padding", ("layers.0",), (("rows", 1), ("batch", 2)))
-    monkeypatch.setattr("regard.lens.doctor.doctor.CHECKS", (lambda case: [warning],))
+    monkeypatch.setattr("regard.lens.doctor.CHECKS", (lambda case: [warning],))
     said = parsed(run("doctor", "run.regard", "--json"))
     assert [finding["severity"] for finding in said["findings"]] == ["warning"]
 

@@ -5,9 +5,9 @@ from math import inf, nan
 import pytest
 import torch
 
-from regard.lens.doctor import visibility
-from regard.lens.doctor.visibility import THRESHOLD, classify, hiding_numbers, kind_of
-from regard.masks.biases import DenseBias
+from regard.backends.call import prepare
+from regard.lens import visibility
+from regard.lens.visibility import classify, summarise_mask
 from regard.positions import alibi
 
 FP32, FP16, BF16 = (torch.finfo(t).min for t in (torch.float32, torch.float16, torch.bfloat16))
@@ -75,15 +75,19 @@ def test_expanded_numbers_are_read_where_they_are():
     assert classify(cells(0.0, 1.0).expand(3, 5, 2, 7)) == ("zero-one", None)
 
 
-def test_bias_that_is_a_rule_is_a_term():
-    assert kind_of(alibi(2)) == ("additive", None)
-    assert kind_of(None) == (None, None)
-    assert kind_of(DenseBias(cells(0.0, 1.0))) == ("zero-one", None)
-
-
-def test_only_biases_that_hide_hand_out_numbers():
-    bias = DenseBias(cells(0.0, -1e9).requires_grad_())
-    kinds = ("additive", "zero-one", "large negative", "minus infinity")
-    assert [kind for kind in kinds if hiding_numbers(bias, kind) is not None] == list(THRESHOLD)
-    assert not hiding_numbers(bias, "large negative").requires_grad
-    assert hiding_numbers(alibi(2), "large negative") is None
+@pytest.mark.parametrize(
+    ("bias", "kind", "start"),
+    [
+        (None, None, None),
+        (alibi(2), "additive", None),
+        (cells(0.0, 1.0), "zero-one", None),
+        (cells(0.0, -1e9).requires_grad_(), "large negative", -1e9),
+        (cells(0.0, -inf), "minus infinity", None),
+    ],
+)
+def test_only_biases_that_hide_hand_out_numbers(bias, kind, start):
+    x = torch.zeros(1, 2, 2, 3)
+    seen = summarise_mask(prepare(x, x, x, bias=bias))
+    assert (seen.bias_kind, seen.bias_from) == (kind, start)
+    assert (seen.hiding is not None) == (kind in ("large negative", "minus infinity"))
+    assert seen.hiding is None or not seen.hiding.requires_grad

@@ -11,7 +11,7 @@ from regard import masks
 from regard.backends.call import prepare
 from regard.lens.capture import Capture, Record
 from regard.lens.comparison import Change, Mismatch, compare
-from regard.lens.doctor.facts import read
+from regard.lens.facts import read
 from regard.lens.files.saving import make_overview
 from regard.lens.look import look
 from regard.lens.measures.measures import NAMES

@@ -7,9 +7,8 @@ import torch
 
 from regard import masks
 from regard.backends.call import prepare
-from regard.lens.doctor.doctor import examine
-from regard.lens.doctor.facts import read
-from regard.lens.doctor.report import Diagnosis, draw
+from regard.lens.doctor import Diagnosis, draw, examine
+from regard.lens.facts import read
 
 
 def seen(path: str, nq: int = 3, nk: int = 3, n: int = 0, batch: int = 1, **arguments: object) -> SimpleNamespace:

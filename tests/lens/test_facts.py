@@ -13,9 +13,9 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import visibility
-from regard.lens.doctor.facts import Facts, RowCount, read, read_weights
-from regard.lens.doctor.visibility import summarise_mask
+from regard.lens import visibility
+from regard.lens.facts import Facts, RowCount, read, read_weights
+from regard.lens.visibility import summarise_mask
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -443,27 +443,3 @@ def test_no_queries_or_no_keys_can_be_read(nq, nk):
     facts = read(call_of(nq, nk))
     assert facts.empty_rows.count == B * H * nq
     assert facts.sizes == (B, H, nq, nk)
-
-
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
-def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"kind.*'self'.*'cross'.*'mixed'"):
-        read(call_of(), kind="mixed")
-
-
-def test_sight_of_another_kind_is_refused():
-    call = call_of()
-    with pytest.raises(ValueError, match=r"sight.*kind.*'cross'"):
-        read(call, kind="cross", sight=summarise_mask(call))
-
-
-def test_neither_scores_nor_weights_is_refused():
-    with pytest.raises(ValueError, match=r"weights.*None"):
-        read_weights(None, None)
-
-
-def test_scores_that_do_not_go_with_the_weights_are_refused():
-    with pytest.raises(ValueError, match=r"\(3, 2, 7, 9\).*\(3, 2, 7, 7\)"):
-        read_weights(torch.zeros(B, H, N, N + 2), torch.zeros(B, H, N, N))

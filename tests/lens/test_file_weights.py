@@ -10,8 +10,8 @@ from regard.backends.call import prepare
 from regard.lens.files import records
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing
 from regard.lens.files.records import pack_weights, unpack_weights
+from regard.lens.measures.engines import lse_of, measure_in_torch
 from regard.lens.measures.measures import MeasureOptions
-from regard.lens.measures.streaming import lse_of, measure
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.masks import Causal, DenseMask
 from regard.masks.biases import DenseBias
@@ -51,7 +51,7 @@ def assert_same(before: ComputedWeights, after: ComputedWeights) -> None:
     keys = torch.randint(-1, nk, (B, H, nq))
     assert torch.equal(before.pairs(keys), after.pairs(keys))
     wanted = MeasureOptions(frozenset(["entropy", "received", "max_logit", "effective", "map", "top"]), size=3, top=2)
-    found = [measure(weights.call, weights.lse, wanted) for weights in (before, after)]
+    found = [measure_in_torch(weights.call, weights.lse, wanted) for weights in (before, after)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.measures import gpu, streaming
+from regard.lens.measures import engines, gpu
 from regard.lens.measures.measures import NAMES, read_measures
 from regard.masks.biases import Bias
 from regard.positions import alibi
@@ -87,7 +87,7 @@ def assert_links(found: dict[str, Tensor], case: Case, dtype: torch.dtype, top: 
     assert torch.equal(key >= 0, torch.arange(top) < visible), f"{case}: −1 elsewhere than beyond what is visible"
     ordered = key.masked_fill(key < 0, -2).sort(-1).values
     assert not bool(((ordered.diff() == 0) & (ordered[..., 1:] >= 0)).any()), f"{case}: a key twice"
-    streamed = streaming.measure(prepare(q, k, v, **extra), base.lse, read_measures("top", top=top))
+    streamed = engines.measure_in_torch(prepare(q, k, v, **extra), base.lse, read_measures("top", top=top))
     assert torch.equal(found["top_tied"].cpu(), streamed["top_tied"]), f"{case}: tied"
 
 
@@ -199,7 +199,7 @@ def test_parts_of_heads_and_of_queries_give_what_the_whole_gives(
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
     assert_measures(found, *_dense(call, 2), f"parts of {heads} heads, {rows} rows")
-    assert torch.equal(found["top_key"].cpu(), streaming.measure(call, lse, wanted)["top_key"])
+    assert torch.equal(found["top_key"].cpu(), engines.measure_in_torch(call, lse, wanted)["top_key"])
 
 
 @pytest.mark.parametrize("mask", [None, masks.window(9, 0), masks.documents([0] * 41 + [1] * 55)])
@@ -210,7 +210,7 @@ def test_sizes_that_fill_the_blocks_need_no_bounds(monkeypatch: pytest.MonkeyPat
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
     assert_measures(found, *_dense(call, 2), f"64 × 96 × 16, {mask!r}")
-    assert torch.equal(found["top_key"].cpu(), streaming.measure(call, lse, wanted)["top_key"])
+    assert torch.equal(found["top_key"].cpu(), engines.measure_in_torch(call, lse, wanted)["top_key"])
 
 
 def test_more_heads_than_a_grid_holds_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_sizes_of_zero_give_what_the_streaming_engine_gives(lacking: str) -> Non
     q = torch.zeros(sizes["batch"], 2, sizes["queries"], 7, device=DEVICE)
     k = torch.zeros(sizes["batch"], 2, sizes["keys"], 7, device=DEVICE)
     call, lse = prepare(q, k, k), torch.full((sizes["batch"], 2, sizes["queries"]), -inf, device=DEVICE)
-    ours, streamed = measured(call, lse, ALL), streaming.measure(call, lse, ALL)
+    ours, streamed = measured(call, lse, ALL), engines.measure_in_torch(call, lse, ALL)
     del streamed["lse"]
     assert ours.keys() == streamed.keys()
     for name, value in streamed.items():
@@ -425,7 +425,7 @@ def test_what_is_not_asked_for_refuses_nothing(names: list[str]) -> None:
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_links_of_long_bf16_rows_are_the_streaming_engines(mask: Any) -> None:
     call, lse = _long_call(mask)
-    ours, streamed = (engine.measure(call, lse, read_measures("top")) for engine in (gpu, streaming))
+    ours, streamed = (engine.measure(call, lse, read_measures("top")) for engine in (gpu, engines))
     torch.testing.assert_close(ours["top_weight"], streamed["top_weight"])
     differ = (ours["top_key"] != streamed["top_key"]).any(-1)
     assert float(differ.float().mean()) < 1e-3  # scores that differ by a rounding step only
@@ -452,7 +452,7 @@ def test_links_make_nobody_wait_and_need_no_more_than_they_say(monkeypatch: pyte
 def _long_call(mask: Any) -> tuple[Call, Tensor]:
     q, k, v = (torch.randn(1, 4, 16384, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     call = prepare(q, k, v, mask=mask)
-    return call, streaming.lse_of(call)
+    return call, engines.lse_of(call)
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

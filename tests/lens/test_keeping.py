@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.backends.call import Call, prepare
 from regard.lens.assembly import CallStore, StepLink
-from regard.lens.measures.streaming import lse_of
+from regard.lens.measures.engines import lse_of
 from regard.lens.measures.weights import ComputedWeights
 from regard.masks import causal
 

@@ -20,7 +20,7 @@ from regard import masks
 from regard.backends.call import Call, prepare
 from regard.lens.capture import Capture
 from regard.lens.comparison import compare
-from regard.lens.measures import gpu, streaming
+from regard.lens.measures import engines, gpu
 from regard.lens.measures.measures import NAMES, MeasureOptions, read_measures
 from regard.lens.measures.weights import LARGE, ComputedWeights, StoredWeights
 from regard.lens.view import View
@@ -205,7 +205,7 @@ def test_given_weights_of_large_scores_have_their_own_links():
     call = drawn(1e6, mask=masks.causal())
     scores = torch.where(dense(call)[0]["seen"], (call.q @ call.k.mT) * call.scale, -inf)
     exact = scores.double().softmax(-1)
-    found = streaming.measure_given(StoredWeights(exact.float(), scores), MeasureOptions(frozenset(["top"]), top=3))
+    found = engines.measure_given(StoredWeights(exact.float(), scores), MeasureOptions(frozenset(["top"]), top=3))
     best = exact.topk(3).values.masked_fill(found["top_key"] < 0, 0.0)
     assert_rule(found["top_weight"], best.float(), best, what="links")
 

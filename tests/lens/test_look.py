@@ -1,6 +1,6 @@
 """`look`: attention to the bit, measures beside it, for every kind of input, and no N×N.
 
-Measures are judged in test_streaming.py, what a view can be asked in test_view.py.
+Measures are judged in test_engines.py, what a view can be asked in test_view.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import masks
-from regard.lens.doctor.visibility import Outline, sides, survey, trace
+from regard.lens.visibility import Outline, sides, survey, trace
 
 CPU = torch.device("cpu")
 

@@ -1,6 +1,6 @@
 """Each measure by itself, on tiles made by hand; the arguments that name them; the map's cells.
 
-That the engines hand out the right tiles is in test_streaming.py.
+That the engines hand out the right tiles is in test_engines.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def whole(s: Tensor, cuts: tuple[int, ...], names: list[str], size: int = 3, top
         tile = WeightTile(*place, part, t.clamp(min=torch.finfo(s.dtype).min), t.exp(), torch.full_like(t, nan), *pools)
         for each in found:
             each.add(tile)
-    return {key: value for each in found for key, value in each.found(lse, sinks).items()}
+    return {key: value for each in found for key, value in each.result(lse, sinks).items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -274,7 +274,7 @@ def test_all_keys_are_never_tied_with_one_that_is_left():
 
 def test_top_of_no_keys_is_empty_of_links():
     found = MEASURES["top"]((1, 1, 2, 0), torch.full((1, 1, 2), -inf), MeasureOptions(frozenset(["top"]), top=3))
-    made = found.found(torch.full((1, 1, 2), -inf), None)
+    made = found.result(torch.full((1, 1, 2), -inf), None)
     assert made["top_key"].tolist() == [[[[-1] * 3] * 2]]
     assert not bool(made["top_tied"].any())
 

@@ -18,7 +18,7 @@ import regard
 from regard import masks, positions
 from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.facts import Facts, RowCount
+from regard.lens.facts import Facts, RowCount
 from regard.lens.files import container, records
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of

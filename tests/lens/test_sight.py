@@ -8,8 +8,8 @@ import torch
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import visibility
-from regard.lens.doctor.visibility import MaskSummary, summarise_mask
+from regard.lens import visibility
+from regard.lens.visibility import summarise_mask
 
 B, H, N, D = 2, 3, 7, 5
 BANDS = [None, masks.causal(), masks.causal(offset=-2), masks.window(2, 1), masks.window(0, 3, offset=1)]
@@ -97,8 +97,3 @@ def test_rows_that_finite_numbers_hide_see_all_their_keys():
 def test_numpy_calls_can_be_seen():
     x = torch.zeros(N, D).numpy()
     assert summarise_mask(prepare(x, x, x, mask=masks.causal())).visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
-
-
-def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"kind.*'self'.*'cross'.*'both'"):
-        MaskSummary(3, 3, torch.device("cpu"), kind="both")

@@ -102,7 +102,7 @@ def test_patterns_are_those_of_the_dense_weights():
     view = look(bias=positions.alibi(H))
     whole = view.tile(ALL, ALL)
     place = {"visible": view.place.visible, "entropy": view.entropy}
-    expected = patterns.measure(StoredWeights(whole), **place).scores
+    expected = patterns.measure(StoredWeights(whole), KnownVisibility(), KeyTokens(), **place).scores
     found = view.patterns()
     assert found.keys() == expected.keys() == {"own", "previous", "next", "first", "neighbours", "uniform"}
     for name, score in found.items():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import masks
-from regard.lens.doctor import visibility
-from regard.lens.doctor.visibility import BANDS, KEPT, Visible, conjuncts, dense_cells, holds_cells, survey
+from regard.lens import visibility
+from regard.lens.visibility import BANDS, KEPT, Visible, conjuncts, dense_cells, holds_cells, survey
 
 CPU = torch.device("cpu")
 SIZES = [(7, 7), (5, 11), (13, 5), (1, 11), (97, 139)]

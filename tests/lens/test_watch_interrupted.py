@@ -288,7 +288,7 @@ sees(model, x)
 FORKS = """
 import os, signal, time
 from functools import cached_property
-from regard.lens.doctor.visibility import MaskSummary
+from regard.lens.visibility import MaskSummary
 
 torch.set_num_threads(1)
 locks = [softmax._LOCK, installation._LOCK, watch._LOCK]

@@ -13,7 +13,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.lens.measures import streaming
+from regard.lens.measures import engines
 from regard.lens.measures.measures import NAMES
 from regard.testing import assert_rule
 
@@ -44,8 +44,8 @@ def test_threads_change_the_results_by_rounding_at_most(two_threads, dtype, monk
     q, k, v = inputs(dtype)
     mask = masks.causal()
     several = regard.look(q, k, v, mask=mask, measures=NAMES).held
-    assert streaming._threads_for((1, 5, 512, 512)) == 2
-    monkeypatch.setattr(streaming, "available", lambda: 1)
+    assert engines._threads_for((1, 5, 512, 512)) == 2
+    monkeypatch.setattr(engines, "available", lambda: 1)
     alone = regard.look(q, k, v, mask=mask, measures=NAMES).held
     truth = regard.look(*(x.double() for x in (q, k, v)), mask=mask, measures=NAMES).held
     assert torch.equal(several["top_key"], alone["top_key"])
@@ -74,7 +74,7 @@ def test_several_threads_may_look_at_once_and_within_inference_mode(two_threads)
 
 def test_each_unit_is_worked_off_once_by_operations_on_one_core(two_threads):
     done: list[tuple[int, int]] = []
-    streaming.share_out(range(50), lambda: lambda n: done.append((n, torch.get_num_threads())), threads=3)
+    engines.share_out(range(50), lambda: lambda n: done.append((n, torch.get_num_threads())), threads=3)
     assert sorted(done) == [(n, 1) for n in range(50)]
 
 
@@ -88,28 +88,28 @@ def test_an_error_stops_the_others_and_comes_through():
         done.append(n)
 
     with pytest.raises(ZeroDivisionError, match="of unit 0"):
-        streaming.share_out(range(10_000), lambda: step, threads=2)
+        engines.share_out(range(10_000), lambda: step, threads=2)
     count = len(done)
     assert count < 10_000
-    streaming.share_out([1], lambda: step, threads=2)
+    engines.share_out([1], lambda: step, threads=2)
     assert len(done) == count + 1
 
 
 def test_a_pass_with_few_cells_or_too_few_heads_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(streaming, "available", lambda: 16)
-    assert streaming._threads_for((1, 12, 128, 128)) == 1
-    assert streaming._threads_for((1, 7, 4096, 4096)) == 1
-    assert streaming._threads_for((1, 8, 4096, 4096)) == 16
+    monkeypatch.setattr(engines, "available", lambda: 16)
+    assert engines._threads_for((1, 12, 128, 128)) == 1
+    assert engines._threads_for((1, 7, 4096, 4096)) == 1
+    assert engines._threads_for((1, 8, 4096, 4096)) == 16
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that it has several threads
 def test_a_forked_process_has_threads_of_its_own():
-    streaming.share_out([1], lambda: lambda n: None, threads=2)
+    engines.share_out([1], lambda: lambda n: None, threads=2)
     child = os.fork()
     if child == 0:
         done: list[int] = []
         threading.Timer(20, os._exit, [3]).start()  # rather than for ever
-        streaming.share_out(range(5), lambda: done.append, threads=2)
+        engines.share_out(range(5), lambda: done.append, threads=2)
         os._exit(0 if sorted(done) == list(range(5)) else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -188,7 +188,7 @@ FAULTS = [
     ),
     Fault(
         "findings in any order",
-        "lens/doctor/doctor.py",
+        "lens/doctor.py",
         "findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))",
         "findings.sort(key=lambda finding: -get_args(Severity).index(finding.severity))",
         "tests/lens/test_doctor.py",

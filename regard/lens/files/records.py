@@ -18,8 +18,7 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.lens.assembly import StepLink
-from regard.lens.doctor.facts import Causality, Facts
-from regard.lens.doctor.visibility import BiasKind, Side, dense_cells
+from regard.lens.facts import Causality, Facts
 from regard.lens.files.container import (
     Axis,
     CaptureFileError,
@@ -35,6 +34,7 @@ from regard.lens.files.container import (
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
+from regard.lens.visibility import BiasKind, Side, dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.patterns import NO_LIMIT

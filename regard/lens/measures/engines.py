@@ -1,6 +1,21 @@
-"""Selects the engine that measures a call: Triton on CUDA where it can, else torch."""
+"""The measuring pass: the torch engine for any device, mask, bias or dtype, and the choice of Triton where it can.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys); b, h, r, c are those of one tile.
+"""
 
 from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from math import inf, isqrt, nan, prod
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -8,23 +23,33 @@ from torch import Tensor
 from regard.backends import choose, sdpa
 from regard.backends.call import Call
 from regard.devices import no_triton
-from regard.lens.measures import streaming
-from regard.lens.measures.measures import MeasureOptions
-from regard.lens.measures.streaming import lse_of
-from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
+from regard.lens.measures.measures import MEASURES, MeasureOptions, Pool, Sizes, WeightTile
+from regard.lens.measures.weights import (
+    ComputedWeights,
+    StoredWeights,
+    Weights,
+    as_they_are,
+    exponentials,
+    is_large,
+    sources,
+)
+from regard.masks import EMPTY, FULL, DenseMask, Mask
+from regard.masks.biases import Bias, DenseBias
+from regard.masks.rules import IndexRule
+
+TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
+GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
+SHARED_CELLS = 1 << 20  # of a pass that several threads share: less takes them as long to begin as to do
+
+T = TypeVar("T")
+S = TypeVar("S", bound="_Source")
+
+
+# ---------------------------------------------------------------------------------------------------------- entrances
 
 
 def forward(call: Call, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """The output (B, H, Nq, Dv) as `regard.attention` gives it, and lse (B, H, Nq) in fp32 or wider, without gradient.
-
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 3, 2)
-    >>> forward(prepare(x, x, x))[1]
-    tensor([[[1.0986, 1.0986, 1.0986]]])
-
-    call: with queries, keys and values, of each at least one; NumPy's arrays become tensors.
-    backend: "auto" or a name, as for `regard.attention`; raises as that does.
-    """
+    """The output (B, H, Nq, Dv) of `regard.attention` for a call without empty axes, and lse (B, H, Nq), detached."""
     chosen = choose(call, backend)
     with torch.autocast(call.device.type, enabled=False):  # as attention does: in the dtype that came in
         output, lse = chosen.forward_with_lse(call)
@@ -34,78 +59,455 @@ def forward(call: Call, backend: str = "auto") -> tuple[Tensor, Tensor]:
 
 
 def exact_lse(call: Call, lse: Tensor | None) -> Tensor:
-    """The lse that a kernel of torch gave for a call, or one by a pass of our own where it is not there or too rough.
+    """The lse that a torch kernel returned, or one from a pass of our own where it returned none or is too coarse.
 
     On a CPU, in half precision, torch's kernel takes a quick exponential: its output does not show it, but its lse is
     off by 5e-5, and all the weights of a row with it.
-
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 1, 2)
-    >>> exact_lse(prepare(x, x, x), None)
-    tensor([[[0.]]])
-
-    call: on torch tensors.  lse: (B, H, Nq), None where the kernel keeps it to itself.
     """
-    rough = call.device.type == "cpu" and call.q.dtype.itemsize < 4
-    return lse_of(call) if lse is None or rough else lse
-
-
-def why_not_triton(call: Call, wanted: MeasureOptions) -> str | None:
-    """Why the Triton engine does not make this pass, or None.
-
-    >>> import torch
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 3, 2)
-    >>> why_not_triton(prepare(x, x, x), MeasureOptions(frozenset(["entropy"])))
-    'q is on cpu'
-    """
-    if call.device.type != "cuda":
-        return f"q is on {call.device.type}"
-    if (missing := no_triton()) is not None:
-        return missing
-    from regard.lens.measures import gpu
-
-    return gpu.unsupported_reason(call, wanted)
+    coarse = call.device.type == "cpu" and call.q.dtype.itemsize < 4
+    return lse_of(call) if lse is None or coarse else lse
 
 
 def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> tuple[dict[str, Tensor], str]:
-    """What `wanted` names of this call's weights, "lse", and the engine that measured it: "triton", or "torch (why)".
+    """The measures of a call on torch tensors, "lse", and the engine that ran: "triton" or "torch (why)".
 
-    >>> import torch
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 2, 3)
-    >>> lse, wanted = torch.full((1, 1, 2), 2.0).log(), MeasureOptions(frozenset(["effective"]))
-    >>> found, engine = measure(prepare(x, x, x), lse, wanted)
-    >>> found["effective"], engine
-    (tensor([[[2., 2.]]]), 'torch')
-
-    call: on torch tensors.  lse: (B, H, Nq).
-    "lse" is what the weights were made with: the given one, or, where that is large, one of fp64 scores and in fp64,
-    for `ComputedWeights`.
+    "lse" is the one that the weights were computed with: the argument (B, H, Nq), or, where that is large, an fp64 lse
+    of fp64 scores, for `ComputedWeights`.
     """
-    why = why_not_triton(call, wanted)
-    if why is not None:
-        return streaming.measure(call, lse, wanted), "torch" if call.device.type == "cpu" else f"torch ({why})"
-    from regard.lens.measures import gpu
+    if call.device.type == "cpu":
+        return measure_in_torch(call, lse, wanted), "torch"
+    reason = no_triton() if call.device.type == "cuda" else f"q is on {call.device.type}"
+    if reason is None:
+        from regard.lens.measures import gpu  # needs triton
 
-    return gpu.measure(call, lse, wanted), "triton"
+        if (reason := gpu.unsupported_reason(call, wanted)) is None:
+            return gpu.measure(call, lse, wanted), "triton"
+    return measure_in_torch(call, lse, wanted), f"torch ({reason})"
 
 
 def measure_weights(weights: Weights, wanted: MeasureOptions) -> dict[str, Tensor]:
-    """The same from any source of exact weights.
-
-    >>> import torch
-    >>> measure_weights(StoredWeights(torch.eye(2).view(1, 1, 2, 2)), MeasureOptions(frozenset(["received"])))
-    {'received': tensor([[[1., 1.]]])}
-
-    Raises LookupError for "max_logit" where the scores are not known.
-    """
+    """The measures of any exact weights. Raises LookupError for "max_logit" if the scores were not kept."""
     if isinstance(weights, ComputedWeights):
-        found, _ = measure(weights.call, weights.lse, wanted)
-        del found["lse"]  # a view has one already, which may be of other scores: see `raise_rows`
-        return found
+        results, _ = measure(weights.call, weights.lse, wanted)
+        del results["lse"]  # a view has one already, which may be of other scores: see `raise_rows`
+        return results
     if "max_logit" in wanted.names and not (isinstance(weights, StoredWeights) and weights.scores is not None):
         raise LookupError("max_logit needs the scores, which were not kept")
     if isinstance(weights, StoredWeights):
-        return streaming.measure_given(weights, wanted)
-    return streaming.measure_tiles(weights, wanted)
+        return measure_given(weights, wanted)
+    return measure_tiles(weights, wanted)
+
+
+# ------------------------------------------------------------------------------------------------------- torch engine
+
+
+def measure_in_torch(call: Call, lse: Tensor, wanted: MeasureOptions) -> dict[str, Tensor]:
+    """The measures of a call and "lse", as `measure`; lse is −∞ where a row sees nothing."""
+    with as_they_are(call.device):
+        if call.wide == torch.float64 or not is_large(lse):
+            lse = lse.to(call.wide)
+            return {"lse": lse} | _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+        lse = lse if lse.dtype == torch.float64 else lse_of(call, torch.float64)
+        return {"lse": lse} | _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
+
+
+def measure_given(weights: StoredWeights, wanted: MeasureOptions) -> dict[str, Tensor]:
+    """The measures of weights that a model computed itself, and "lse" where the scores are known."""
+    scores, wide = weights.scores, torch.promote_types(weights.weights.dtype, torch.float32)
+    if scores is None:
+        return measure_tiles(weights, wanted)
+    with as_they_are(scores.device):
+        lse = scores.to(wide).logsumexp(-1)
+        if is_large(lse):
+            lse = scores.double().logsumexp(-1)
+        sinks = scores[..., -1] if scores.shape[-1] > weights.sizes[3] else None
+        source = _FromScores(scores, weights.weights, lse.dtype)
+        return _rounded({"lse": lse} | _measure(source, lse, sinks, wanted), wide)
+
+
+def measure_tiles(weights: Weights, wanted: MeasureOptions) -> dict[str, Tensor]:
+    """The measures, except "max_logit", of exact weights whose scores are not known."""
+    like = weights.tile(slice(0, 0), slice(0, 0))
+    with as_they_are(like.device):
+        results = _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
+        if not any(isinstance(source, StoredWeights) and source.edited for source in sources(weights)):
+            return results
+        # Edited weights: NaN where a row is no distribution, and links with their own sign.
+        batch, heads, nq, nk = weights.sizes
+        per_row = {"entropy", "effective"} & results.keys()
+        if per_row and 0 not in weights.sizes:
+            rounding = max(source.rounding for source in sources(weights))
+            for rows in _cut(nq, max(1, TILE_CELLS // (batch * heads * nk))):
+                p = weights.tile(rows, slice(None))
+                empty = (p == 0).all(-1)
+                wrong = (p < 0).any(-1) | ~(empty | ((p.sum(-1) - 1).abs() <= rounding))
+                for name in per_row:
+                    results[name][:, :, rows].masked_fill_(wrong, nan)
+        if "top_key" in results:
+            links = [weights.pairs(key) for key in results["top_key"].unbind(-1)]
+            results["top_weight"] = torch.stack(links, -1).to(results["top_weight"].dtype)
+        return results
+
+
+def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
+    """Each row's lse (B, H, Nq) by a pass of its own, in the dtype `wide`; −∞ where nothing is seen."""
+    with as_they_are(call.device):
+        peak = torch.full(call.sizes[:3], -inf, dtype=wide or call.wide, device=call.device)
+        total = torch.zeros_like(peak)
+        if call.sinks is not None:  # a key seen before all others
+            sinks = call.sinks.detach().to(peak)
+            peak.copy_(sinks if sinks.ndim == 3 else sinks[:, None])
+            total.fill_(1.0)
+
+        def add(source: _FromCall, at: _Place) -> None:
+            s = source.scores(at)
+            before, sum_before = peak[at.queries], total[at.queries]
+            higher = torch.maximum(before, s.amax(-1) * source.unit)
+            floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
+            torch.add(-floor.unsqueeze(-1), s, alpha=source.unit, out=s)
+            grown = exponentials(s, out=s).sum(-1)
+            sum_before.mul_(torch.exp(before - floor)).add_(grown)
+            before.copy_(higher)
+
+        if 0 not in call.sizes:
+            _walk(_FromCall(call, total), add)
+        return torch.where(peak == -inf, -inf, peak + total.log())
+
+
+def _rounded(results: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in results.items()}
+
+
+def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: MeasureOptions) -> dict[str, Tensor]:
+    measures = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
+    pools: dict[tuple[int, int], Pool] = {}  # by axis and first position: tiles share them
+
+    def pool(part: slice, axis: int) -> Pool:
+        if (axis, part.start) not in pools:
+            pools[axis, part.start] = Pool(part, source.sizes[axis], wanted.size, lse)
+        return pools[axis, part.start]
+
+    def add(source: _Source, at: _Place) -> None:
+        tile = source.tile(at)
+        if "map" in wanted.names:
+            tile.row_pool, tile.col_pool = pool(at.rows, 2), pool(at.cols, 3)
+        for each in measures:
+            each.add(tile)
+
+    if 0 not in source.sizes:
+        _walk(source, add)
+    return {k: v for each in measures for k, v in each.result(lse, sinks).items()}
+
+
+def _walk(source: S, add: Callable[[S, _Place], None]) -> None:
+    """Add all visible tiles, on several threads where there are heads enough: their sums do not overlap."""
+    groups = source.groups()
+    threads = min(source.threads, len(groups))
+
+    def begin() -> Callable[[tuple[slice, slice]], None]:
+        own = source if threads == 1 else source.apart()
+
+        def step(group: tuple[slice, slice]) -> None:
+            for at in own.tiles(*group):
+                add(own, at)
+
+        return step
+
+    if threads > 1:
+        share_out(groups, begin, threads)
+        return
+    step = begin()
+    for group in groups:
+        step(group)
+
+
+# -------------------------------------------------------------------------------------------------------------- tiles
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tile lies, and whether its cells must be masked one by one."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    cols: slice
+    masked: bool
+
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        return self.batch, self.heads, self.rows
+
+    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0) -> WeightTile:
+        return WeightTile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch, unit=unit)
+
+
+class _Source(ABC):
+    """A call cut into tiles, and which of its batch rows and heads are walked together."""
+
+    divisible = True  # several threads may ask for tiles at the same time
+
+    def __init__(self, sizes: Sizes, device: torch.device, mask: Mask | None) -> None:
+        self.sizes, self.device = sizes, device
+        batch, heads, nq, nk = sizes
+        self.threads = _threads_for(sizes) if device.type == "cpu" and self.divisible else 1
+        cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
+        of_one = max(1, cells // 2)  # two heads' tiles in one product are quicker than one head's of twice the size
+        cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
+        rows = min(nq, of_one // max(1, cols))
+        together = cells // max(1, rows * cols)
+        self.size = rows, cols
+        if self.threads > 1:  # small enough for each thread to get several
+            together = max(1, min(together, batch * heads // (4 * self.threads)))
+        self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
+        self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
+
+    @abstractmethod
+    def tile(self, at: _Place) -> WeightTile:
+        """The tile with its weights."""
+
+    def apart(self) -> Self:
+        """The same source for another thread, with tile memory of its own where it has some."""
+        return self
+
+    def groups(self) -> list[tuple[slice, slice]]:
+        """Batch rows and heads that are walked together."""
+        batch, heads, _, _ = self.sizes
+        return [(b, h) for b in _cut(batch, self.rows_at_once) for h in _cut(heads, self.heads_at_once)]
+
+    def tiles(self, batch: slice, heads: slice) -> Iterator[_Place]:
+        """The visible tiles of some batch rows and heads."""
+        kinds: list[list[list[int]]] | None = None  # the least and the most visible kind of each tile
+        if self.kinds is not None:
+            part = _part(self.kinds, (batch, heads))
+            kinds = torch.stack([part.amin((0, 1)), part.amax((0, 1))], -1).tolist()
+        for r, rows in enumerate(_cut(self.sizes[2], self.size[0])):
+            for c, cols in enumerate(_cut(self.sizes[3], self.size[1])):
+                low, high = (FULL, FULL) if kinds is None else kinds[r][c]
+                if high != EMPTY:
+                    yield _Place(batch, heads, rows, cols, masked=low != FULL)
+
+
+class _FromCall(_Source):
+    """Weights computed from q, k and lse, in the dtype of lse.
+
+    Scores are in units of `unit`: where nothing is added to them they stay products of q and k, and the scale is
+    applied together with what comes next, at no cost. A scale that is not positive goes into q.
+    """
+
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        super().__init__(call.sizes, call.device, call.mask)
+        _, _, nq, nk = call.sizes
+        self.call, self.group = call, call.sizes[1] // max(1, call.k.shape[1])
+        self.wide = torch.promote_types(call.wide, lse.dtype)
+        self.unit = call.scale if call.scale > 0 and call.softcap is None and call.bias is None else 1.0
+        self.q: Tensor = call.q.detach()
+        self.k: Tensor = call.k.detach()
+        # e^(−∞ − 0) = 0 where nothing is seen
+        self.minus_lse = torch.where(lse == -inf, 0.0, -lse).to(self.wide).unsqueeze(-1)
+        self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, self.wide)
+        self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, self.wide)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        cells = prod(self.size) * self.heads_at_once * self.rows_at_once
+        self.space = torch.empty(4, cells, dtype=self.wide, device=self.device)
+        self.buffers: dict[tuple[int, ...], Sequence[Tensor]] = {}
+
+    def apart(self) -> Self:
+        other = copy(self)
+        other._allocate()
+        return other
+
+    def tile(self, at: _Place) -> WeightTile:
+        """s, t = s − lse and p = e^t."""
+        s = self.scores(at)
+        _, t, p, scratch = self._tile_buffers(s.shape)
+        torch.add(self.minus_lse[at.queries], s, alpha=self.unit, out=t)
+        if at.masked or self.term is not None:  # a bias, too, may hold −∞
+            t.clamp_(min=torch.finfo(t.dtype).min)
+        return at.tile(s, t, exponentials(t, out=p), scratch, self.unit)
+
+    def scores(self, at: _Place) -> Tensor:
+        """The scores (b, h, r, c) in units of `unit`, −∞ where hidden; the next call overwrites them."""
+        call = self.call
+        # The keys that these heads read: (b, 1 or h, c, D)
+        first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
+        k = self.k[at.batch, first : last + 1, at.cols]
+        if first != last and self.group != 1:
+            k = k[:, _range(at.heads, self.device) // self.group - first]
+        q, k = self.q[at.queries].to(self.wide), k.to(self.wide)
+        rest = call.scale / self.unit
+        if rest <= 0:
+            q, rest = q * rest, 1.0
+        s = torch.matmul(q, k.mT, out=self._tile_buffers((*q.shape[:3], k.shape[2]))[0])
+        if call.softcap is not None:
+            s.mul_(rest / call.softcap).tanh_().mul_(call.softcap)
+            rest = 1.0
+        if call.bias is not None and self.term is not None:
+            torch.add(self._read(call.bias, self.term, at), s, alpha=rest, out=s)
+        if at.masked and call.mask is not None and self.see is not None:
+            s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
+        return s
+
+    def _tile_buffers(self, shape: tuple[int, ...]) -> Sequence[Tensor]:
+        """Four tensors in the same memory for every tile: fresh memory would cost page faults."""
+        if shape not in self.buffers:
+            self.buffers[shape] = self.space[:, : prod(shape)].view(4, *shape).unbind()
+        return self.buffers[shape]
+
+    def _read(self, rule: Mask | Bias, bound: IndexRule, at: _Place) -> Tensor:
+        """The cells of a mask or bias in a tile: a view of dense ones, else computed."""
+        place = (*at.queries, at.cols)
+        if isinstance(rule, DenseMask):
+            return _part(rule.cells.to(self.device), place)
+        if isinstance(rule, DenseBias):
+            return _part(rule.cells.to(self.device), place).to(self.wide)
+        b, h, i, j = (_range(x, self.device) for x in place)
+        cells: Tensor = bound(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), i.view(-1, 1), j)
+        return cells
+
+
+class _FromScores(_Source):
+    """Stored weights with their scores."""
+
+    def __init__(self, scores: Tensor, weights: Tensor, wide: torch.dtype) -> None:
+        batch, heads, nq, nk = weights.shape
+        super().__init__((batch, heads, nq, nk), weights.device, None)
+        self.s, self.p, self.wide = scores, weights, wide
+
+    def tile(self, at: _Place) -> WeightTile:
+        part = (*at.queries, at.cols)
+        s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
+        t = p.log().clamp_(min=torch.finfo(self.wide).min)
+        return at.tile(s, t, p, torch.empty_like(t))
+
+
+class _FromTiles(_Source):
+    """Any exact weights, all batch rows and heads at once; ln p stands for the scores."""
+
+    divisible = False
+
+    def __init__(self, weights: Weights) -> None:
+        self.source = weights
+        batch, heads, _, _ = weights.sizes
+        super().__init__(weights.sizes, weights.tile(slice(0, 0), slice(0, 0)).device, None)
+        together = self.heads_at_once * self.rows_at_once
+        rows = max(1, self.size[0] * together // max(1, heads * batch))
+        self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
+
+    def tile(self, at: _Place) -> WeightTile:
+        p = self.source.tile(at.rows, at.cols)
+        s = p.abs().log()  # edited weights may be negative
+        t = s.clamp(min=torch.finfo(s.dtype).min)
+        return at.tile(s, t, p, torch.empty_like(t))
+
+
+def _part(x: Tensor, place: tuple[slice, ...]) -> Tensor:
+    """The part of a tensor at `place`; its axes of size 1 are shared and stay."""
+    every = slice(None)
+    return x[tuple(every if n == 1 else s for n, s in zip(x.shape, place, strict=False))]
+
+
+def _cut(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, max(1, size))]
+
+
+def _range(part: slice, device: torch.device) -> Tensor:
+    return torch.arange(part.start, part.stop, device=device)
+
+
+# ------------------------------------------------------------------------------------------------------------ threads
+
+
+def _threads_for(sizes: Sizes) -> int:
+    """All threads; or one, with torch splitting each operation, where cells or heads are too few to share."""
+    batch, heads, nq, nk = sizes
+    threads = available()
+    return threads if batch * heads * nq * nk >= SHARED_CELLS and 2 * batch * heads >= threads else 1
+
+
+@cache
+def _by_openmp() -> bool:
+    return "ATen parallel backend: OpenMP" in torch.__config__.parallel_info()
+
+
+def available() -> int:
+    """How many threads a pass may use: torch's, if it counts them per thread, as with OpenMP; else 1."""
+    return torch.get_num_threads() if _by_openmp() else 1
+
+
+def share_out(units: Iterable[T], begin: Callable[[], Callable[[T], None]], threads: int) -> None:
+    """Process all units on several threads, each of which takes the next one that is left.
+
+    `begin` is called once per thread and returns what is called with each of its units. Both run without gradient, in
+    inference mode if the caller is. An error of either is raised once all threads have stopped.
+    """
+    left, inference = deque(units), torch.is_inference_mode_enabled()
+
+    def work() -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            step = begin()
+            while left:
+                try:
+                    unit = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                step(unit)
+
+    running = _THREADS.start(work, threads)
+    try:
+        for each in running:
+            each.result()
+    except BaseException:
+        left.clear()
+        wait(running)
+        raise
+
+
+class _Threads:
+    """A pool of threads that is kept: a new thread costs as much as a small tile does."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start without a pool, as a forked process must."""
+        self.lock, self.setting, self.count = threading.Lock(), threading.Lock(), 0
+        self.pool: ThreadPoolExecutor | None = None
+
+    def start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
+        with self.lock:
+            if self.count < count:
+                if self.pool is not None:
+                    self.pool.shutdown(wait=False)  # its threads end when their work is done
+                self.pool, self.count = ThreadPoolExecutor(count, "regard", self._run_on_one_core), count
+            assert self.pool is not None
+            return [self.pool.submit(work) for _ in range(count)]
+
+    def _run_on_one_core(self) -> None:
+        """Keep torch from splitting the operations of this new thread.
+
+        torch keeps the number for each thread and, beside it, the last number that was set, with which new threads
+        begin: another thread puts that back at once.
+        """
+        with self.setting:
+            before = torch.get_num_threads()
+            ready, done = threading.Event(), threading.Event()
+
+            def put_back() -> None:
+                ready.set()
+                done.wait()
+                torch.set_num_threads(before)
+
+            other = threading.Thread(target=put_back)
+            other.start()
+            ready.wait()
+            torch.set_num_threads(1)
+            done.set()
+            other.join()
+
+
+_THREADS = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_THREADS.reset)

@@ -42,7 +42,7 @@ class Blocks:
 
 
 def blocks_for(call: Call) -> Blocks:
-    """What was fastest on an H200, see benchmarks/results/lens-cuda.md.
+    """The fastest on an H200, see benchmarks/results/lens-cuda.md.
 
     128 registers a thread let four programs share a core, where heads up to 64 leave shared memory for them; a mask
     needs more, or it spills. Wider heads leave shared memory for three, and then for two loads in flight only.
@@ -56,7 +56,7 @@ def blocks_for(call: Call) -> Blocks:
 
 @dataclass(frozen=True)
 class LaunchPart:
-    """What one launch covers: some of the B·H heads, counted through, and some of their queries."""
+    """The part of one launch: some of the B·H heads, counted through, and some of their queries."""
 
     head_from: int
     heads: int
@@ -65,18 +65,17 @@ class LaunchPart:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """As the kernels take them; the heads are the grid's."""
+        """Kernel arguments; the heads are the grid's."""
         return {"head_from": self.head_from, "row_from": self.row_from, "rows": self.rows}
 
 
 class KernelCall:
-    """What every kernel that computes scores is given, by name: `arguments`, or `in_double` where that is in fp64.
+    """Arguments by name of every kernel that computes scores: `arguments`, or `in_double` for scores in fp64.
 
-    Kernels are given numbers in fp32; `in_double` has the scale in two of them.
+    Kernels take numbers in fp32; `in_double` has the scale in two of them. The call is on torch tensors, no size 0.
     """
 
     def __init__(self, call: Call, blocks: Blocks) -> None:
-        """call: on torch tensors, no size 0."""
         _, heads, nq, nk = call.sizes
         self.call, self.blocks = call, blocks
         self.tiles = -(-nk // blocks.keys)
@@ -97,7 +96,7 @@ class KernelCall:
 
     @property
     def skips_tiles(self) -> bool:
-        """Does the measuring kernel leave out tiles that nobody sees?"""
+        """Whether the measuring kernel skips hidden tiles."""
         return bool(self.arguments["MASK"] != 0)
 
     def _mask(self) -> dict[str, Any]:
@@ -172,7 +171,7 @@ WARPS_IN_DOUBLE = 8  # of kernels with scores in fp64, which take twice the regi
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """What the kernels hand to each other, of one part; freed with it."""
+    """What the kernels pass to each other for one part; freed with it."""
 
     maxima: Tensor  # (heads, groups, rows) largest scores
     threshold: Tensor  # (heads, rows) what a score must reach
@@ -185,10 +184,12 @@ class Buffers:
 
 
 class Links:
-    """Keys and scores of the largest weights, filled part by part."""
+    """Keys and scores of the largest weights, filled part by part.
+
+    want_maximum: keep each row's largest score in `highest`, in units of log₂.
+    """
 
     def __init__(self, call: Call, top: int, blocks: Blocks, want_maximum: bool) -> None:
-        """want_maximum: keep each row's largest score in `highest`, in units of log₂."""
         batch, heads, nq, nk = call.sizes
         self.sizes, self.device, self.blocks, self.want_maximum = call.sizes, call.device, blocks, want_maximum
         self.k, self.short = min(top, nk), max(0, top - nk)
@@ -281,7 +282,7 @@ class Links:
 
 
 def _evenly(n: int, most: int) -> int:
-    """How many of n make a part, where a part is at most `most`: the last one is then no small rest."""
+    """The size of about equal parts of n, at most `most` each."""
     parts = -(-n // most)
     return -(-n // parts)
 
@@ -295,14 +296,7 @@ MOST_TILES = 16  # of one map cell with sums of their own: about as many as run 
 
 
 def unsupported_reason(call: Call, wanted: MeasureOptions) -> str | None:
-    """Why this engine cannot do the pass, or None.
-
-    >>> from regard.backends.call import prepare
-    >>> from regard.lens.measures.measures import read_measures
-    >>> x = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
-    >>> unsupported_reason(prepare(x, x, x), read_measures("entropy"))
-    'the Triton kernel has no float64'
-    """
+    """Why this engine cannot measure a call, or None."""
     links, cells = min(wanted.top, call.sizes[3]), min(wanted.size, max(call.sizes[2:]))
     if call.q.dtype == torch.float64:
         return "the Triton kernel has no float64"
@@ -318,10 +312,9 @@ def unsupported_reason(call: Call, wanted: MeasureOptions) -> str | None:
 
 
 def measure(call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks | None = None) -> dict[str, Tensor]:
-    """What `wanted` names, as regard.lens.measures.streaming.measure gives it; `call` is one it supports.
+    """What `wanted` names, as regard.lens.measures.engines.measure gives it; `call` is one it supports.
 
-    lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
-    "lse" is there as well, in fp64: of fp64 scores in heads where it is large, and else as given.
+    lse: (B, H, Nq) fp32. The result's "lse" is in fp64: of fp64 scores in heads where it is large, else the argument.
     """
     with torch.no_grad(), current(call.device):
         blocks = blocks or blocks_for(call)
@@ -332,7 +325,7 @@ def measure(call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks | No
 
 
 class _Launch:
-    """Where the results lie, the launches that fill them, and the measures made from them."""
+    """The results' tensors, the launches that fill them, and the finished measures."""
 
     def __init__(self, call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks) -> None:
         batch, heads, nq, nk = call.sizes
@@ -367,14 +360,14 @@ class _Launch:
         return BY_ROW if tall < cut.queries or wide < cut.keys else BY_TILE
 
     def _map_parts(self) -> int:
-        """How many sums a map cell has: one per row of a tile; or, where tiles lie within a cell, per warp and tile."""
+        """Sums of a map cell: one per row of a tile; or, where tiles lie within a cell, per warp and tile."""
         if not self._aligned():
             return self.blocks.queries
         tiles = self.call.sizes[3] // (self.cells[1] * self.blocks.keys)  # of keys, in a cell
         return self.blocks.queries // WARP_ROWS * min(tiles, MOST_TILES)
 
     def _aligned(self) -> bool:
-        """Does every tile lie within one map cell?"""
+        """Whether every tile lies within one map cell."""
         (nq, nk), (rows, cols), cut = self.call.sizes[2:], self.cells, self.blocks
         return nq % (rows * cut.queries) == 0 and nk % (cols * cut.keys) == 0
 

@@ -6,7 +6,6 @@ import triton.language as tl
 # ruff: noqa: N803, SIM108
 # mypy: ignore-errors
 
-
 # MASK: 1 keys within (before, after) of the query's position, 2 a kind per tile (0 hidden, 1 visible, else mixed).
 # BIAS: 1 a number per j − i, 2 a number per cell.
 # MAP, how its sums are kept: 1 some per cell, 2 one per query and column of cells; see gpu.py.
@@ -249,10 +248,6 @@ def measure(
             tl.atomic_add(received_at, columns, mask=j < nk, sem="relaxed")
         else:
             tl.store(received_at, columns, mask=j < nk)
-
-
-# ruff: noqa: N803
-# mypy: ignore-errors
 
 
 LOG2E_DOUBLE = tl.constexpr(1.4426950408889634)

@@ -1,6 +1,6 @@
-"""The measures of one pass over the weights, each fed tile by tile.
+"""The measures of one pass over the weights.
 
-A pass gives every visible tile to every measure; a measure adds it to its sum and finally returns its result. A new
+A pass gives every visible tile to every measure; a measure adds it to its sums and finally returns its result. A new
 measure is one class here and one line in `MEASURES`.
 """
 
@@ -17,35 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DEFAULT",
-    "MAP_SIZE",
-    "MEASURES",
-    "NAMES",
-    "TOP",
-    "Measure",
-    "MeasureOptions",
-    "Pool",
-    "Sizes",
-    "WeightTile",
-    "at_least_one",
-    "cell_of_positions",
-    "finish_effective",
-    "finish_entropy",
-    "finish_map",
-    "finish_top",
-    "read_measures",
-]
-
 NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
 DEFAULT = ("entropy", "received", "max_logit", "map")
 MAP_SIZE = 64
 TOP = 8
 
+Sizes = tuple[int, int, int, int]
+"""B, H, Nq, Nk."""
+
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Which measures a pass makes, the map's size and how many links per row."""
+    """Which measures a pass computes, the map's size and the number of links per row."""
 
     names: frozenset[str]
     size: int = MAP_SIZE
@@ -53,19 +36,16 @@ class MeasureOptions:
 
 
 def read_measures(measures: object, size: object = MAP_SIZE, top: object = TOP) -> MeasureOptions:
-    """Check a `measures=` argument: one name or several from `NAMES`; None means `DEFAULT`.
-
-    >>> sorted(read_measures(["map", "entropy"]).names)
-    ['entropy', 'map']
+    """Check the arguments `measures=` (one name or several; None means `DEFAULT`), `size=` and `top=`.
 
     Raises:
-        ValueError: there is no such measure, or size or top is below 1.
-        TypeError: a name is not a str, or size or top not an integer.
+        ValueError: for an unknown measure, or a size or top below 1.
+        TypeError: for a name that is not a str, or a size or top that is not an integer.
     """
-    given = DEFAULT if measures is None else (measures,) if isinstance(measures, str) else measures
-    if not isinstance(given, Iterable):
+    chosen = DEFAULT if measures is None else (measures,) if isinstance(measures, str) else measures
+    if not isinstance(chosen, Iterable):
         raise TypeError(f"measures must be names such as {', '.join(NAMES)}; got {type(measures).__name__}")
-    names = list(given)
+    names = list(chosen)
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(NAMES)}")
@@ -73,18 +53,15 @@ def read_measures(measures: object, size: object = MAP_SIZE, top: object = TOP) 
 
 
 def at_least_one(name: str, value: object) -> int:
-    """Read a number of things.
-
-    >>> at_least_one("size", 8)
-    8
-
-    Raises TypeError for what is no integer, ValueError for one below 1.
-    """
+    """Check a count. Raises TypeError if it is not an integer, ValueError if it is below 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an integer of at least 1, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return int(value)
+
+
+# -------------------------------------------------------------------------------------------------------------- tiles
 
 
 def cell_of_positions(positions: Tensor, n: int, size: int) -> Tensor:
@@ -97,24 +74,18 @@ def cell_of_positions(positions: Tensor, n: int, size: int) -> Tensor:
 
 
 class Pool:
-    """Sums over the map cells that a stretch of positions touches."""
+    """Sums over the map cells that a slice of n positions touches; `like` has the dtype and device of the sums."""
 
     def __init__(self, part: slice, n: int, size: int, like: Tensor) -> None:
-        """part: which of n positions, at least one.  like: has the dtype and device of what will be summed."""
         cells = min(size, n)
-        self.first, last = (((i + 1) * cells - 1) // n for i in (part.start, part.stop - 1))
-        self.count = last + 1 - self.first
-        edges = [part.start, *(c * n // cells for c in range(self.first + 1, last + 1)), part.stop]
+        first, last = (((i + 1) * cells - 1) // n for i in (part.start, part.stop - 1))
+        self.cells, self.count = slice(first, last + 1), last + 1 - first
+        edges = [part.start, *(c * n // cells for c in range(first + 1, last + 1)), part.stop]
         self.even = len({b - a for a, b in pairwise(edges)}) == 1
         self.member = like.new_zeros(0 if self.even else self.count, part.stop - part.start)  # (cells, positions)
         if not self.even:
             at = cell_of_positions(torch.arange(part.start, part.stop, device=like.device), n, size)
-            self.member.scatter_(0, (at - self.first)[None], 1.0)
-
-    @property
-    def cells(self) -> slice:
-        """Which map cells they are."""
-        return slice(self.first, self.first + self.count)
+            self.member.scatter_(0, (at - first)[None], 1.0)
 
     def rows(self, x: Tensor) -> Tensor:
         """(b, h, positions, c) → (b, h, cells, c)."""
@@ -136,8 +107,8 @@ class WeightTile:
     s: Tensor  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden
     t: Tensor  # (b, h, r, c) s − lse = ln p, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights
-    scratch: Tensor  # (b, h, r, c) of nothing in particular
-    row_pool: Pool | None = None  # where a map is wanted
+    scratch: Tensor  # (b, h, r, c) with any contents
+    row_pool: Pool | None = None  # for the map
     col_pool: Pool | None = None
     unit: float = 1.0  # above 0
 
@@ -152,23 +123,18 @@ class WeightTile:
         """Where this tile's rows are in a (B, H, Nq) tensor."""
         return self.batch, self.heads, self.rows
 
-    @property
-    def keys(self) -> tuple[slice, slice, slice]:
-        """Where its columns are in a (B, H, Nk) tensor."""
-        return self.batch, self.heads, self.cols
+
+# ----------------------------------------------------------------------------------------------------------- measures
 
 
 class Measure(Protocol):
-    """One measure: made for a call, fed tiles, asked once."""
+    """One measure of a call."""
 
     def add(self, tile: WeightTile) -> None:
-        """Take a tile in."""
+        """Add a visible tile."""
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """Name → tensor, when all visible tiles were added."""
-
-
-Sizes = tuple[int, int, int, int]
 
 
 def _add(total: Tensor, part: Tensor) -> None:
@@ -176,18 +142,16 @@ def _add(total: Tensor, part: Tensor) -> None:
     total += part
 
 
-class Entropy:
-    """−Σ p ln p of each row: with t = s − lse = ln p, −Σ p·t. A sink is one more outcome."""
+class _Entropy:
+    """−Σ p ln p of each row in nats, (B, H, Nq): with t = s − lse = ln p, −Σ p·t. A sink is one more outcome."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[:3])
 
     def add(self, tile: WeightTile) -> None:
-        """Add Σ p·t."""
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """(B, H, Nq) in nats."""
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"entropy": finish_entropy(-self.sum, lse, sinks)}
 
 
@@ -200,54 +164,49 @@ def finish_entropy(entropy: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor
 
 
 def _log_share(lse: Tensor, sinks: Tensor) -> Tensor:
-    """ln of what the sink took of each row, (B, H, Nq), from one logit per head (H,) or per row (B, H, Nq)."""
+    """ln of the sink's share of each row, (B, H, Nq), from one logit per head (H,) or per row (B, H, Nq)."""
     logit = sinks.detach().to(lse.dtype)
     return torch.where(lse == -inf, -inf, (logit if logit.ndim == 3 else logit[:, None]) - lse)
 
 
-class Received:
-    """What each key gets from all queries together: the column sums."""
+class _Received:
+    """The total weight that each key gets, (B, H, Nk): the column sums."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[0], sizes[1], sizes[3])
 
     def add(self, tile: WeightTile) -> None:
-        """Add the tile's column sums."""
-        _add(self.sum[tile.keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
+        keys = tile.batch, tile.heads, tile.cols
+        _add(self.sum[keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """(B, H, Nk)."""
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"received": self.sum}
 
 
-class MaxLogit:
-    """The largest visible score of each row."""
+class _MaxLogit:
+    """The largest visible score of each row, (B, H, Nq); −∞ where a row sees nothing."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
-        self.max_positions = like.new_full(sizes[:3], -inf)
+        self.largest = like.new_full(sizes[:3], -inf)
 
     def add(self, tile: WeightTile) -> None:
-        """Compare with the tile's row maxima."""
-        part = self.max_positions[tile.queries]
+        part = self.largest[tile.queries]
         torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """(B, H, Nq); −∞ where a row sees nothing."""
-        return {"max_logit": self.max_positions}
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        return {"max_logit": self.largest}
 
 
-class Effective:
-    """How many keys a row looks at, as 1/Σp²: N for a row that spreads evenly over N keys. A sink is one more key."""
+class _Effective:
+    """The effective number of keys of a row, 1/Σp², (B, H, Nq): N for a row spread evenly over N. A sink is a key."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[:3])
 
     def add(self, tile: WeightTile) -> None:
-        """Add Σ p²."""
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """(B, H, Nq); 0 where a row sees nothing."""
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"effective": finish_effective(self.sum, lse, sinks)}
 
 
@@ -258,7 +217,7 @@ def finish_effective(squares: Tensor, lse: Tensor, sinks: Tensor | None) -> Tens
     return torch.where(squares == 0, 0.0, 1 / squares)
 
 
-class Map:
+class _Map:
     """Weights pooled over map cells: Σ p over a cell's queries and keys, divided by its number of queries."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
@@ -266,14 +225,12 @@ class Map:
         self.sum = like.new_zeros(*sizes[:2], *(min(wanted.size, n) for n in sizes[2:]))
 
     def add(self, tile: WeightTile) -> None:
-        """Add the tile's part of each cell it touches."""
         assert tile.row_pool is not None
         assert tile.col_pool is not None
         part = self.sum[tile.batch, tile.heads, tile.row_pool.cells, tile.col_pool.cells]
         _add(part, tile.col_pool.columns(tile.by_cell))
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """(B, H, cells, cells)."""
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"map": finish_map(self.sum, self.nq)}
 
 
@@ -284,7 +241,7 @@ def finish_map(sums: Tensor, nq: int) -> Tensor:
     return sums / edges.diff().to(sums.dtype).unsqueeze(-1)
 
 
-class TopKeys:
+class _TopKeys:
     """The largest weights of each row with their keys, the lower key first among equals."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
@@ -293,7 +250,6 @@ class TopKeys:
         self.score, self.key = like.new_full(shape, -inf), torch.full(shape, -1, device=like.device)
 
     def add(self, tile: WeightTile) -> None:
-        """Keep the best of those so far and the tile's own."""
         # 1. The best of the tile; among equals at the end, the first ones.
         count, columns = self.k + 1, tile.s.shape[-1]
         best, at = tile.s.topk(min(count, columns), dim=-1)
@@ -309,25 +265,24 @@ class TopKeys:
         key = key.gather(-1, by_score)
         self.score[tile.queries], self.key[tile.queries] = score[..., :count], key[..., :count]
 
-    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """Keys and weights (B, H, Nq, k), and whether a key left out is as strong as the last one taken."""
+    def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         score, key, next_ = self.score[..., : self.k], self.key[..., : self.k], self.score[..., self.k]
         tied = (self.score[..., self.k - 1] == next_) & (next_ > -inf)
         return finish_top(score, key, tied, lse, self.short)
 
 
 def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int) -> dict[str, Tensor]:
-    """Scores to weights; `short` columns of key −1 and weight 0 where k is more than there are keys."""
+    """Scores → weights (B, H, Nq, k); `short` columns of key −1 and weight 0 where k is more than there are keys."""
     weight = torch.where(key < 0, 0.0, (score - torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)).exp())
     pad = torch.nn.functional.pad
     return {"top_key": pad(key, (0, short), value=-1), "top_weight": pad(weight, (0, short)), "top_tied": tied}
 
 
 MEASURES: dict[str, Callable[[Sizes, Tensor, MeasureOptions], Measure]] = {
-    "entropy": Entropy,
-    "received": Received,
-    "max_logit": MaxLogit,
-    "effective": Effective,
-    "map": Map,
-    "top": TopKeys,
+    "entropy": _Entropy,
+    "received": _Received,
+    "max_logit": _MaxLogit,
+    "effective": _Effective,
+    "map": _Map,
+    "top": _TopKeys,
 }

@@ -1,7 +1,7 @@
-"""Exact weights of one call, on demand: a row, a column, a tile, or one key per query. Never N×N unless you ask for it.
+"""Exact weights of one call on demand: a row, a column, a tile, or one key per query.
 
 With s the scores as the softmax gets them and lse known, p = e^(s − lse): a row costs O(N·D), and so does one pair for
-every query. `ComputedWeights` computes from q, k and lse; `StoredWeights` reads weights that a model made itself.
+every query. `ComputedWeights` computes from q, k and lse; `StoredWeights` reads weights that a model computed itself.
 
 The exponential turns a rounding step of s or of lse, which grows with them, into an error of p. Rows whose |lse| is
 above `LARGE` are therefore computed in fp64, with an lse of fp64 scores; results keep their dtype.
@@ -19,22 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.masks import Mask
-from regard.masks.biases import Bias
 from regard.masks.rules import indices
-
-__all__ = [
-    "LARGE",
-    "ComputedWeights",
-    "Part",
-    "StoredWeights",
-    "Weights",
-    "as_they_are",
-    "exponentials",
-    "grouped_scores",
-    "is_large",
-    "sources",
-]
 
 LARGE = 64.0
 """|lse| above which fp32 is too coarse: half a step of lse is 4e-6 there, and each weight errs by as large a part."""
@@ -62,14 +47,13 @@ class Weights(Protocol):
 
 
 class ComputedWeights:
-    """Weights from a call's q and k and its rows' lse."""
+    """Weights from q and k of a call on torch tensors and the lse (B, H, Nq) of its rows, −∞ where one sees nothing.
+
+    An fp64 lse is that of fp64 scores where it is large, as `engines.measure` returns it; with an fp32 lse, large rows
+    get an lse of their own each time.
+    """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
-        """call: on torch tensors; of its values nothing is kept.
-
-        lse: (B, H, Nq), −∞ where a row sees nothing. In fp64 it is that of fp64 scores where it is large, as
-        `engines.measure` gives it; in fp32, large rows get an lse of their own whenever they are asked for.
-        """
         q, k = call.q.detach(), call.k.detach()
         self.call = replace(call, q=q, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
         self.sizes = call.sizes
@@ -77,19 +61,21 @@ class ComputedWeights:
 
     @property
     def has_sink(self) -> bool:
-        """Does a sink take a part of each row?"""
+        """Whether a sink takes a part of each row."""
         return self.call.sinks is not None
 
     @property
     def rounding(self) -> float:
-        """What rounding alone may do to a row's sum: to the sum itself, and to the scores and lse in e^(s − lse).
+        """How far rounding alone may carry a row's sum: of the sum itself, and of the scores and lse in e^(s − lse).
 
         A score errs in proportion to |q|·|k|, which is more than itself where products cancel. In fp32 no more than
         `LARGE` is granted: rows of larger scores are computed in fp64, and products that cancel further are an error.
         """
         call = self.call
-        q, k = (_largest(torch.linalg.vector_norm(x, dim=-1, dtype=call.wide)) for x in (call.q, call.k))
-        size = max(1.0, _largest(self.lse), q * k * abs(call.scale))
+        norms = (torch.linalg.vector_norm(x, dim=-1, dtype=call.wide) for x in (call.q, call.k))
+        finite = (x[x.isfinite()] for x in (*norms, self.lse))
+        q, k, lse = (float(x.abs().max()) if x.numel() else 0.0 for x in finite)
+        size = max(1.0, lse, q * k * abs(call.scale))
         size = size if call.wide == torch.float64 else min(size, LARGE)
         return float(torch.finfo(call.wide).eps * (self.sizes[3] + 16 * size))
 
@@ -129,16 +115,14 @@ class ComputedWeights:
         _, _, nq, nk = self.sizes
         at_once = max(1, ROW_CELLS // max(1, lse.shape[0] * lse.shape[1] * nk))
         with as_they_are(lse.device):
-            parts = torch.split(torch.arange(nq, device=lse.device)[rows], at_once)
-            return torch.cat([self._own_lse(part) for part in parts], -1)
-
-    def _own_lse(self, rows: Tensor) -> Tensor:
-        """The lse of these rows from their own scores, in fp64."""
-        s = self._scores(rows, slice(None), torch.float64)
-        if (sinks := self.call.sinks) is not None:
-            column = sinks[:, :, rows] if sinks.ndim == 3 else sinks.view(-1, 1).expand(s.shape[:3])
-            s = torch.cat([s, column.to(s).unsqueeze(-1)], -1)
-        return s.logsumexp(-1)
+            parts = []
+            for part in torch.split(torch.arange(nq, device=lse.device)[rows], at_once):
+                s = self._scores(part, slice(None), torch.float64)
+                if (sinks := self.call.sinks) is not None:
+                    column = sinks[:, :, part] if sinks.ndim == 3 else sinks.view(-1, 1).expand(s.shape[:3])
+                    s = torch.cat([s, column.to(s).unsqueeze(-1)], -1)
+                parts.append(s.logsumexp(-1))
+            return torch.cat(parts, -1)
 
     def _scores(self, rows: Part, cols: Part, wide: torch.dtype) -> Tensor:
         call, (batch, heads, nq, nk) = self.call, self.sizes
@@ -163,25 +147,19 @@ class ComputedWeights:
 
     def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Softcap, bias and mask, in the operation's order."""
-        call = self.call
+        call, (_, _, nq, nk) = self.call, self.sizes
         if call.softcap is not None:
             s = s.div_(call.softcap).tanh_().mul_(call.softcap)
         if call.bias is not None:
-            s = s + self._read(call.bias, at, s.dtype)
+            s = s + call.bias.bind(nq, nk, call.device, s.dtype)(*at)
         if call.mask is not None:
-            s = s.masked_fill_(~self._read(call.mask, at, s.dtype), -inf)
+            s = s.masked_fill_(~call.mask.bind(nq, nk, call.device, s.dtype)(*at), -inf)
         return s
-
-    def _read(self, rule: Mask | Bias, at: tuple[Tensor, Tensor, Tensor, Tensor], wide: torch.dtype) -> Tensor:
-        _, _, nq, nk = self.sizes
-        cells: Tensor = rule.bind(nq, nk, self.call.device, wide)(*at)
-        return cells
 
 
 class StoredWeights:
-    """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk), with the scores they came from.
+    """Weights (B, H, Nq, Nk) that a model computed itself, with their scores, which have one more column for a sink.
 
-    scores: (B, H, Nq, Nk), or one column more, last, where a sink took part.
     edited: the model changed them after its softmax: rows need not sum to 1, and some weights may be negative.
     """
 
@@ -193,12 +171,12 @@ class StoredWeights:
 
     @property
     def has_sink(self) -> bool:
-        """Does a sink take a part of each row?"""
+        """Whether a sink takes a part of each row."""
         return self.scores is not None and self.scores.shape[-1] > self.sizes[3]
 
     @property
     def rounding(self) -> float:
-        """What rounding alone may do to a row's sum: to each weight, and to the sum in fp32 or wider."""
+        """How far rounding alone may carry a row's sum: of each weight, and of the sum in fp32 or wider."""
         own = self.weights.dtype
         wide = torch.promote_types(own, torch.float32)
         return float(torch.finfo(own).eps + self.sizes[3] * torch.finfo(wide).eps)
@@ -221,14 +199,14 @@ class StoredWeights:
 
 
 def sources(weights: Weights) -> tuple[ComputedWeights | StoredWeights, ...]:
-    """What weights come from in the end: themselves, or the calls of a generation whose `parts` they put together."""
+    """What weights are computed from: themselves, or the calls of a generation, their `parts`."""
     parts = getattr(weights, "parts", (weights,))
     return tuple(part for part in parts if isinstance(part, (ComputedWeights, StoredWeights)))
 
 
 @contextmanager
 def as_they_are(device: torch.device) -> Iterator[None]:
-    """Weights in the precision of their scores, whatever surrounds the call: without gradient and without autocast."""
+    """Without gradient and without autocast: weights in the precision of their scores."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
@@ -238,19 +216,12 @@ def exponentials(t: Tensor, out: Tensor) -> Tensor:
 
     torch's exp on a CPU takes three times as long, and thirty times where it underflows, as it does for most keys of a
     head that looks at one. The rounding of t·log₂e is that of t once more.
-
-    >>> exponentials(torch.tensor([0.0, -inf]), out=torch.empty(2))
-    tensor([1., 0.])
     """
     return torch.mul(t, LOG2E, out=out).exp2_()
 
 
 def is_large(lse: Tensor) -> bool:
-    """Is any finite |lse| above `LARGE`? Waits for a GPU.
-
-    >>> is_large(torch.tensor([-inf, 50.0])), is_large(torch.tensor([3.0, -1e4]))
-    (False, True)
-    """
+    """Whether any finite |lse| is above `LARGE`. Waits for a GPU."""
     if lse.numel() == 0:
         return False
     low, high = lse.aminmax()
@@ -261,22 +232,11 @@ def is_large(lse: Tensor) -> bool:
 
 
 def _shift(lse: Tensor) -> Tensor:
-    """What to subtract from the scores: e^(−∞ − 0) = 0 where a row sees nothing."""
-    return torch.where(lse == -inf, 0.0, lse)
-
-
-def _largest(x: Tensor) -> float:
-    """The largest finite number, whichever its sign; 0 where there is none."""
-    finite = x[x.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.where(lse == -inf, 0.0, lse)  # e^(−∞ − 0) = 0 where a row sees nothing
 
 
 def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q (B, H, r, D) against k (B, Hkv, c, D) → (B, H, r, c): the query heads of one key head in one product.
-
-    >>> grouped_scores(torch.ones(1, 4, 3, 2), torch.ones(1, 2, 5, 2)).shape
-    torch.Size([1, 4, 3, 5])
-    """
+    """q (B, H, r, D) against k (B, Hkv, c, D) → (B, H, r, c): the query heads of one key head in one product."""
     (batch, heads, rows, width), (_, kv_heads, cols, _) = q.shape, k.shape
     if heads == kv_heads:
         return q @ k.mT

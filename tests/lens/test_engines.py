@@ -20,7 +20,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.measures import streaming
+from regard.lens.measures import engines
 from regard.lens.measures.measures import NAMES, MeasureOptions, WeightTile, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, cases
@@ -32,8 +32,8 @@ ALL = read_measures(NAMES, SIZE, TOP)
 def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
     """Every measure of one case, lse by our own pass included, obeys the numeric rule."""
     call, truth, baseline = truth_and_baseline(case, dtype, size)
-    lse = streaming.lse_of(call)
-    found = streaming.measure(call, lse, read_measures(NAMES, size, TOP)) | {"lse": lse}
+    lse = engines.lse_of(call)
+    found = engines.measure_in_torch(call, lse, read_measures(NAMES, size, TOP)) | {"lse": lse}
     assert found.keys() - {"lse"} == {*NAMES, "top_key", "top_weight", "top_tied"} - {"top"}
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     assert_top(found, baseline, truth, f"{case}, {dtype}")
@@ -63,7 +63,7 @@ SAMPLED = [
 @pytest.mark.parametrize(("case", "dtype", "parts"), SAMPLED)
 def test_other_dtypes_and_other_tiles_measure_the_same(case, dtype, parts, monkeypatch):
     shape = SHAPES[case.shape]
-    monkeypatch.setattr(streaming, "TILE_CELLS", max(1, 2 * shape.nq * shape.nk // parts**2))
+    monkeypatch.setattr(engines, "TILE_CELLS", max(1, 2 * shape.nq * shape.nk // parts**2))
     judge(case, dtype, size=1 + parts)
 
 
@@ -92,7 +92,7 @@ def drawn(draw: Any) -> Drawn:
 @given(case=drawn(), cells=st.integers(1, 400), size=st.integers(1, 40))
 def test_calls_and_tiles_drawn_at_random_measure_as_dense(case, cells, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "TILE_CELLS", cells)
+        patch.setattr(engines, "TILE_CELLS", cells)
         judge(case, torch.float32, size)
 
 
@@ -101,9 +101,9 @@ def test_calls_and_tiles_drawn_at_random_measure_as_dense(case, cells, size):
 
 def walked(call: Call, monkeypatch: pytest.MonkeyPatch, cells: int) -> list[WeightTile]:
     """The tiles of a pass."""
-    monkeypatch.setattr(streaming, "TILE_CELLS", cells)
-    source = streaming._FromCall(call, torch.zeros(call.sizes[:3]))
-    return [source.tile(at) for at in source.places()]
+    monkeypatch.setattr(engines, "TILE_CELLS", cells)
+    source = engines._FromCall(call, torch.zeros(call.sizes[:3]))
+    return [source.tile(at) for group in source.groups() for at in source.tiles(*group)]
 
 
 def plain(batch: int, heads: int, nq: int, nk: int, mask: Any = None, **more: Any) -> Call:
@@ -154,8 +154,8 @@ def test_a_tile_is_walked_where_one_of_its_batch_rows_sees_it(monkeypatch):
 
 def test_a_fully_visible_tile_is_not_asked_for_its_cells(monkeypatch):
     asked = []
-    read = streaming._FromCall._read
-    monkeypatch.setattr(streaming._FromCall, "_read", lambda self, *a: asked.append(a[2]) or read(self, *a))
+    read = engines._FromCall._read
+    monkeypatch.setattr(engines._FromCall, "_read", lambda self, *a: asked.append(a[2]) or read(self, *a))
     walked(plain(1, 2, 64, 64, masks.causal()), monkeypatch, 2 * 8 * 8)
     assert len(asked) == 8  # those on the diagonal
 
@@ -172,9 +172,9 @@ def test_query_heads_read_the_keys_of_their_group(monkeypatch):
     call = prepare(q, k, k, scale=1.0)
     expected = q @ k.repeat_interleave(2, 1).mT
     for cells in (20, 7 * 11 * 2, 7 * 11 * 3, 7 * 11 * 6, 7 * 11 * 8, 7 * 11 * 30):
-        monkeypatch.setattr(streaming, "TILE_CELLS", cells)
-        source = streaming._FromCall(call, torch.zeros(2, 6, 7))
-        for at in source.places():
+        monkeypatch.setattr(engines, "TILE_CELLS", cells)
+        source = engines._FromCall(call, torch.zeros(2, 6, 7))
+        for at in (at for group in source.groups() for at in source.tiles(*group)):
             part = expected[at.batch, at.heads, at.rows, at.cols]
             assert torch.allclose(source.scores(at), part, rtol=1e-12, atol=1e-12)
 
@@ -202,11 +202,11 @@ GIVEN = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("with_scores", [True, False])
 def test_given_weights_measure_as_they_are(case, dtype, with_scores, monkeypatch):
-    monkeypatch.setattr(streaming, "TILE_CELLS", 2000)
+    monkeypatch.setattr(engines, "TILE_CELLS", 2000)
     made, _ = stages(case, torch.float32)
     weights, scores = made.weights.to(dtype), made.masked.to(dtype)
     names = ALL.names - (set() if with_scores else {"max_logit"})
-    found = streaming.measure_given(
+    found = engines.measure_given(
         StoredWeights(weights, scores if with_scores else None), MeasureOptions(names, SIZE, TOP)
     )
     lse = scores.double().logsumexp(-1)
@@ -225,7 +225,7 @@ def test_a_sink_in_given_scores_is_one_more_outcome():
     made, call = stages(case, torch.float32)
     wide, _ = stages(case, torch.float64)
     column = call.sinks.view(-1, 1, 1).expand(*made.masked.shape[:3], 1)
-    found = streaming.measure_given(StoredWeights(made.weights, torch.cat([made.masked, column], -1)), ALL)
+    found = engines.measure_given(StoredWeights(made.weights, torch.cat([made.masked, column], -1)), ALL)
     sizes = (call.sinks, SIZE)
     baseline = dense_measures(made.weights, made.masked, made.lse, *sizes)
     truth = dense_measures(wide.weights, wide.masked, wide.lse, call.sinks.double(), SIZE)
@@ -233,7 +233,7 @@ def test_a_sink_in_given_scores_is_one_more_outcome():
 
 
 def test_weights_from_elsewhere_are_asked_for_a_tile_at_a_time(monkeypatch):
-    monkeypatch.setattr(streaming, "TILE_CELLS", 900)
+    monkeypatch.setattr(engines, "TILE_CELLS", 900)
     q, k = torch.randn(2, 3, 17, 5), torch.randn(2, 3, 19, 5)
     call = prepare(q, k, k, mask=masks.causal())
     asked = []
@@ -244,10 +244,10 @@ def test_weights_from_elsewhere_are_asked_for_a_tile_at_a_time(monkeypatch):
             asked.append(found.numel())
             return found
 
-    lse = streaming.lse_of(call)
+    lse = engines.lse_of(call)
     names = ALL.names - {"max_logit"}
-    found = streaming.measure_tiles(Elsewhere(call, lse), MeasureOptions(names, SIZE, TOP))
-    ours = streaming.measure(call, lse, MeasureOptions(names, SIZE, TOP))
+    found = engines.measure_tiles(Elsewhere(call, lse), MeasureOptions(names, SIZE, TOP))
+    ours = engines.measure_in_torch(call, lse, MeasureOptions(names, SIZE, TOP))
     assert max(asked) <= 900
     assert len(asked) > 3
     base, truth = (
@@ -265,8 +265,8 @@ def test_no_queries_keys_heads_or_batch_rows_measure_as_nothing():
     for batch, heads, nq, nk in ((0, 2, 3, 5), (2, 0, 3, 5), (2, 3, 0, 5), (2, 3, 5, 0)):
         q, k = torch.zeros(batch, heads, nq, 7), torch.zeros(batch, max(heads, 1), nk, 7)
         call = Call(q, k, k, None, None, 1.0, None, None, 0.0, False, (batch, heads, nq, nk))
-        lse = streaming.lse_of(call)
-        found = streaming.measure(call, lse, ALL)
+        lse = engines.lse_of(call)
+        found = engines.measure_in_torch(call, lse, ALL)
         assert bool((lse == -inf).all())
         assert found["received"].shape == (batch, heads, nk)
         assert found["map"].shape == (batch, heads, min(SIZE, nq), min(SIZE, nk))
@@ -276,7 +276,7 @@ def test_no_queries_keys_heads_or_batch_rows_measure_as_nothing():
 
 def test_lse_of_no_keys_is_the_sink():
     q, k = torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 0, 5)
-    lse = streaming.lse_of(prepare(q, k, k, sinks=torch.tensor([0.5, -inf])))
+    lse = engines.lse_of(prepare(q, k, k, sinks=torch.tensor([0.5, -inf])))
     assert lse.tolist() == [[[0.5] * 3, [-inf] * 3]]
 
 
@@ -285,8 +285,8 @@ def test_numbers_that_are_none_do_not_raise_and_stay_in_their_row(bad):
     q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 7, 3)
     q[0, 1, 2] = bad
     call = prepare(q, k, k)
-    lse = streaming.lse_of(call)
-    found = streaming.measure(call, lse, ALL)
+    lse = engines.lse_of(call)
+    found = engines.measure_in_torch(call, lse, ALL)
     assert found["entropy"].isnan().nonzero().tolist() == [[0, 1, 2]]
     assert found["received"].isnan().any(-1).tolist() == [[False, True]]
 
@@ -307,8 +307,8 @@ def _extreme(q: Tensor, k: Tensor, **extra: Any) -> None:
     call = prepare(q, k, k, **extra)
     wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
     base, truth = reference.stages(call), reference.stages(prepare(q.double(), k.double(), k.double(), **wide))
-    lse = streaming.lse_of(call)
-    found = streaming.measure(call, lse, ALL) | {"lse": lse}
+    lse = engines.lse_of(call)
+    found = engines.measure_in_torch(call, lse, ALL) | {"lse": lse}
     from_lse = torch.exp(base.masked - base.lse.unsqueeze(-1))
     sinks = call.sinks
     baseline = dense_measures(from_lse, base.masked, base.lse, sinks, SIZE)
@@ -320,11 +320,11 @@ def test_measures_carry_no_gradient_and_autocast_does_not_reach_them():
     q, k, bias = (torch.randn(1, 2, n, m, requires_grad=True) for n, m in ((7, 5), (11, 5), (7, 11)))
     sinks = torch.randn(2, requires_grad=True)
     call = prepare(q, k, k, bias=bias, sinks=sinks)
-    lse = streaming.lse_of(call)
-    found = streaming.measure(call, lse, ALL)
+    lse = engines.lse_of(call)
+    found = engines.measure_in_torch(call, lse, ALL)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        again = streaming.measure(call, lse, ALL)
-        assert torch.equal(streaming.lse_of(call), lse)
+        again = engines.measure_in_torch(call, lse, ALL)
+        assert torch.equal(engines.lse_of(call), lse)
     for name, values in {"lse": lse, **found}.items():
         assert not values.requires_grad, name
     for name, values in found.items():
@@ -335,5 +335,5 @@ def test_a_pass_runs_under_inference_mode():
     with torch.inference_mode():
         q = torch.randn(1, 2, 7, 5)
         call = prepare(q, q, q, mask=masks.causal())
-        lse = streaming.lse_of(call)
-        assert streaming.measure(call, lse, ALL)["entropy"].shape == (1, 2, 7)
+        lse = engines.lse_of(call)
+        assert engines.measure_in_torch(call, lse, ALL)["entropy"].shape == (1, 2, 7)

@@ -12,7 +12,6 @@ Axis letters: B batch, H heads, N positions (Nq queries, Nk keys); B or 1 and H 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -23,17 +22,13 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.masks import EMPTY, FULL, PARTIAL, Causal, DenseMask, Mask
-from regard.masks.biases import Bias, DenseBias
+from regard.masks.biases import DenseBias
 from regard.masks.mask import And
 from regard.masks.patterns import OffsetMask
 from regard.masks.rules import Number, indices, part_of, size_or_one
 
-BANDS = 32
-"""The most rows and columns of bands."""
-
-KEPT = 4
-"""The bands of so many batch rows and heads are kept: enough to draw and to tell masks apart."""
-
+BANDS = 32  # rows and columns of bands at most
+KEPT = 4  # batch rows and heads whose bands are kept: enough to draw and to tell masks apart
 SAMPLES = 16  # rows and columns of a pooled tile that are looked at where it has more
 AT_ONCE = 1 << 22  # cells or numbers computed at one time
 TILE = 64
@@ -53,58 +48,36 @@ SLOPES = -1_000.0  # a bias with numbers between this and HIDES is a slope, as A
 Side = Literal["left", "right", "inside", "whole"]
 """Where the padding of a batch row stands; "inside" also for both ends, "whole" for a row of nothing else."""
 
-Cells = Callable[[slice], tuple[Tensor, Tensor | None]]
-"""Rows → what is visible, and what −∞ leaves open where finite numbers hide more: (B or 1, H or 1, rows, Nk)."""
-
 
 @dataclass(frozen=True, eq=False)
 class Visible:
     """Counts of what is visible.
 
-    Attributes:
-        counts: (B or 1, H or 1, Nq) number of keys that each query sees.
-        first: likewise, the first of them; Nk if there are none.
-        last: likewise, the last of them; −1 if there are none.
-        unhidden: likewise, the number of keys of rows whose keys are all hidden by finite numbers; else 0.
-        keys: (B or 1, H or 1, Nk) whether some query sees the key.
-        bands: (b, h, R, C) uint8, at most 4 × 4 × 32 × 32: the share of visible cells in each part, 255 for all. 0 and
-            255 are certain; for parts of a rule with more than 16 × 16 cells, the rest is from that many samples.
+    Bands have the share of visible cells in each part of the mask, 255 for all of them. 0 and 255 are certain; for
+    parts of a rule with more than 16 × 16 cells, the rest is from that many samples.
     """
 
-    counts: Tensor
-    first: Tensor
-    last: Tensor
-    unhidden: Tensor
-    keys: Tensor
-    bands: Tensor
+    counts: Tensor  # (B or 1, H or 1, Nq) number of keys that each query sees
+    first: Tensor  # likewise, the first of them; Nk if there are none
+    last: Tensor  # likewise, the last of them; −1 if there are none
+    unhidden: Tensor  # likewise, the number of keys of rows whose keys are all hidden by finite numbers; else 0
+    keys: Tensor  # (B or 1, H or 1, Nk) whether some query sees the key
+    bands: Tensor  # (b, h, R, C) uint8, at most 4 × 4 × 32 × 32
 
 
 def survey(
     mask: Mask | None, hiding: Tensor | None, threshold: float, nq: int, nk: int, device: torch.device
 ) -> Visible:
-    """Count what a mask and the hiding numbers of a bias leave visible.
+    """Count what a mask and numbers added to the scores, (B or 1, H or 1, Nq or 1, Nk or 1), leave visible.
 
-    Args:
-        mask: that fits the call, or None.
-        hiding: (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores, or None.
-        threshold: numbers up to this one hide a key.
-        nq: number of queries.
-        nk: number of keys.
-        device: where to count.
-
-    Example:
-        >>> from regard.masks import causal
-        >>> seen = survey(causal(), None, -inf, 3, 5, torch.device("cpu"))
-        >>> seen.counts.tolist(), seen.keys.sum().item()
-        ([[[3, 4, 5]]], 5)
+    Numbers up to `threshold` hide a key.
     """
     if nq == 0 or nk == 0:
         none = torch.zeros(1, 1, nq, dtype=torch.int64, device=device)
         keys = torch.zeros(1, 1, nk, dtype=torch.bool, device=device)
         bands = torch.zeros(1, 1, *_parts(nq, nk)[:2], dtype=torch.uint8, device=device)
         return Visible(none, none + nk, none - 1, none, keys, bands)
-    band = _band(mask, nq, nk) if hiding is None else None
-    if band is not None:
+    if hiding is None and (band := _band(mask, nq, nk)) is not None:
         low, high = band
         i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
         first, last = (i + low).clamp(min=0), (i + high).clamp(max=nk - 1)  # (Nq,)
@@ -114,17 +87,12 @@ def survey(
         counts, first, last, keys = (x.view(1, 1, -1) for x in (counts, first, last, keys))
         return Visible(counts, first, last, counts * 0, keys, _rule_bands(mask, nq, nk, device))
     if mask is not None and hiding is None and not holds_cells(mask):
-        return _of_tiles(mask, nq, nk, device)
-    return _of_rows(*_cells(mask, hiding, threshold, nq, nk, device), nq, nk, device)
+        return _survey_tiles(mask, nq, nk, device)
+    return _survey_rows(mask, hiding, threshold, nq, nk, device)
 
 
 def conjuncts(mask: Mask | None) -> list[Mask]:
-    """The masks that `&` joins.
-
-    >>> from regard.masks import causal, padding
-    >>> conjuncts(causal() & padding([2, 3]))
-    [causal(), padding([2, 3])]
-    """
+    """The masks that `&` joins."""
     if isinstance(mask, And):
         return [*conjuncts(mask.left), *conjuncts(mask.right)]
     return [] if mask is None else [mask]
@@ -137,45 +105,22 @@ def holds_cells(mask: Mask) -> bool:
 
 
 def dense_cells(cells: Tensor) -> Tensor:
-    """A view of the cells in which axes that were only expanded have size 1.
-
-    >>> dense_cells(torch.zeros(2, 1, 1, 5).expand(2, 3, 7, 5)).shape
-    torch.Size([2, 1, 1, 5])
-    """
+    """A view of the cells in which axes that were only expanded have size 1."""
     for axis in range(cells.ndim):
         if cells.stride(axis) == 0 and cells.shape[axis] > 1:
             cells = cells.narrow(axis, 0, 1)
     return cells
 
 
-# --------------------------------------------------------------------------------------------------------- closed forms
-
-
 def _band(mask: Mask | None, nq: int, nk: int) -> tuple[int, int] | None:
-    """The lowest and highest j − i that are visible, where that is all there is to the mask."""
+    """The lowest and highest j − i that are visible, if the mask is a band."""
     if mask is None:
         return -nq, nk
     band = mask.band(nq, nk)
     return None if band is None else (band[0] - band[1], band[0] + band[2])
 
 
-def band_counts(mask: Mask | None, nq: int, nk: int, device: torch.device) -> Tensor:
-    """How many keys each query sees, (1, 1, Nq), where the mask is a band: a closed form.
-
-    >>> from regard.masks import window
-    >>> band_counts(window(2, 1), 5, 5, torch.device("cpu")).tolist()
-    [[[2, 3, 4, 4, 3]]]
-    """
-    band = _band(mask, nq, nk)
-    assert band is not None, f"{mask!r} is no band"
-    i = torch.arange(nq, device=device)
-    return ((i + band[1]).clamp(max=nk - 1) - (i + band[0]).clamp(min=0) + 1).clamp(min=0).view(1, 1, -1)
-
-
-# ---------------------------------------------------------------------------------------------------------------- tiles
-
-
-def _of_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
+def _survey_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
     size = max(TILE, -(-max(nq, nk) // MOST_TILES))
     kinds = mask.tiles(nq, nk, size, device)  # (B', H', Tq, Tk)
     tall, wide = kinds.shape[2] * size, kinds.shape[3] * size
@@ -211,13 +156,10 @@ def _of_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
     return Visible(counts, first, last, counts * 0, keys[..., :nk] > 0, _rule_bands(mask, nq, nk, device))
 
 
-# ----------------------------------------------------------------------------------------------------------------- rows
-
-
-def _cells(
+def _survey_rows(
     mask: Mask | None, hiding: Tensor | None, threshold: float, nq: int, nk: int, device: torch.device
-) -> tuple[Cells, tuple[int, int], int]:
-    """The cells by rows, the (B', H') they vary over, and their rows: 1 where all rows are alike."""
+) -> Visible:
+    # 1. The parts of the mask, the (B', H') they vary over, and their rows: 1 where all rows are alike.
     parts = conjuncts(mask)
     tables = [dense_cells(part.cells).to(device) for part in parts if isinstance(part, DenseMask)]
     rules = [part for part in parts if not isinstance(part, DenseMask)]
@@ -230,6 +172,7 @@ def _cells(
     i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
 
     def cells(rows: slice) -> tuple[Tensor, Tensor | None]:
+        """What is visible, and what −∞ leaves open where finite numbers hide more: (B', H', rows, Nk)."""
         visible = torch.ones(1, dtype=torch.bool, device=device)
         for table in tables:
             visible = visible & part_of(table, rows, slice(None))
@@ -241,41 +184,34 @@ def _cells(
         added = part_of(numbers, rows, slice(None))
         return (visible & ~(added <= threshold)).expand(whole), (visible & (added != -inf)).expand(whole)
 
-    return cells, (batch, heads), height
-
-
-def _of_rows(cells: Cells, lead: tuple[int, int], height: int, nq: int, nk: int, device: torch.device) -> Visible:
-    """Go through the rows in pieces. `height` is 1 where all Nq rows are alike."""
+    # 2. Count in pieces of rows.
     pieces: list[tuple[Tensor, ...]] = []
-    keys = torch.zeros(*lead, nk, dtype=torch.uint8, device=device)
+    keys = torch.zeros(batch, heads, nk, dtype=torch.uint8, device=device)
     _, wide, _, broad = _parts(1, nk)
-    step = max(1, AT_ONCE // (lead[0] * lead[1] * nk))
+    step = max(1, AT_ONCE // (batch * heads * nk))
     for start in range(0, height, step):
         visible, open_ = cells(slice(start, min(height, start + step)))  # (B', H', rows, Nk)
         # On a CPU sums of floats and argmax of bytes are by far the fastest.
         padded = visible if wide * broad == nk else torch.nn.functional.pad(visible, (0, wide * broad - nk))
-        parts = padded.reshape(*visible.shape[:3], wide, broad).float().sum(-1).long()  # (B', H', rows, C)
-        counts = parts.sum(-1)
+        shares = padded.reshape(*visible.shape[:3], wide, broad).float().sum(-1).long()  # (B', H', rows, C)
+        counts = shares.sum(-1)
         first, back = visible.view(torch.uint8).argmax(-1), visible.view(torch.uint8).flip(-1).argmax(-1)
         first, last = torch.where(counts > 0, first, nk), torch.where(counts > 0, nk - 1 - back, -1)
         unhidden = counts * 0 if open_ is None else torch.where(counts > 0, 0, open_.float().sum(-1).long())
-        pieces.append((counts, first, last, unhidden, parts[:KEPT, :KEPT]))
+        pieces.append((counts, first, last, unhidden, shares[:KEPT, :KEPT]))
         torch.maximum(keys, visible.view(torch.uint8).amax(-2), out=keys)
-    *rows, parts = (torch.cat(piece, 2) for piece in zip(*pieces, strict=True))
-    # The share of visible cells in each part: (b, h, rows, C) → (b, h, R, C)
+    *rows, shares = (torch.cat(piece, 2) for piece in zip(*pieces, strict=True))
+    # 3. The share of visible cells in each part: (b, h, rows, C) → (b, h, R, C)
     high, wide, tall, broad = _parts(height, nk)
-    parts = torch.nn.functional.pad(parts, (0, 0, 0, high * tall - height))
+    shares = torch.nn.functional.pad(shares, (0, 0, 0, high * tall - height))
     there = (height - torch.arange(high, device=device) * tall).clamp(max=tall).view(-1, 1)
     there = there * (nk - torch.arange(wide, device=device) * broad).clamp(max=broad)
-    bands = _as_bytes(parts.reshape(*parts.shape[:2], high, tall, wide).sum(3), there)
+    bands = _as_bytes(shares.reshape(*shares.shape[:2], high, tall, wide).sum(3), there)
     if height < nq:
         rows = [values.expand(-1, -1, nq) for values in rows]
         bands = bands.expand(-1, -1, _parts(nq, nk)[0], -1)
     counts, first, last, unhidden = rows
     return Visible(counts, first, last, unhidden, keys > 0, bands)
-
-
-# ---------------------------------------------------------------------------------------------------------------- bands
 
 
 def _parts(nq: int, nk: int) -> tuple[int, int, int, int]:
@@ -290,7 +226,14 @@ def _rule_bands(mask: Mask | None, nq: int, nk: int, device: torch.device) -> Te
     if mask is None:
         return torch.full((1, 1, high, wide), 255, dtype=torch.uint8, device=device)
     batch, heads = (min(n, KEPT) for n in mask.leading)
-    (i, in_i), (j, in_j) = (_samples(*axis, device) for axis in ((nq, high, tall), (nk, wide, broad)))
+
+    def samples(n: int, parts: int, size: int) -> tuple[Tensor, Tensor]:
+        """Indices spread over each part, part after part, and which of them exist; the others are 0."""
+        within = torch.arange(min(size, SAMPLES), device=device) * size // min(size, SAMPLES)
+        index = (torch.arange(parts, device=device).view(-1, 1) * size + within).view(-1)
+        return torch.where(index < n, index, 0), index < n
+
+    (i, in_i), (j, in_j) = samples(nq, high, tall), samples(nk, wide, broad)
     see = mask.bind(nq, nk, device, torch.float32)
     visible = see(*indices(batch, heads, i, j, device)).expand(batch, heads, len(i), len(j))
     visible = (visible & in_i.view(-1, 1) & in_j).reshape(batch, heads, high, len(i) // high, wide, len(j) // wide)
@@ -304,13 +247,6 @@ def _rule_bands(mask: Mask | None, nq: int, nk: int, device: torch.device) -> Te
     return torch.where(kinds == PARTIAL, shares.clamp(1, 254), certain).to(torch.uint8)
 
 
-def _samples(n: int, parts: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Indices spread over each part, part after part, and which of them exist; the others are 0."""
-    within = torch.arange(min(size, SAMPLES), device=device) * size // min(size, SAMPLES)
-    index = (torch.arange(parts, device=device).view(-1, 1) * size + within).view(-1)
-    return torch.where(index < n, index, 0), index < n
-
-
 def _as_bytes(seen: Tensor, there: Tensor) -> Tensor:
     """A share as 0 to 255: 0 and 255 only for none and for all."""
     share = (255 * seen.float() / there).round()
@@ -318,32 +254,8 @@ def _as_bytes(seen: Tensor, there: Tensor) -> Tensor:
     return torch.where(every, 255, torch.where(some, share.clamp(1, 254), 0)).to(torch.uint8)
 
 
-def kind_of(bias: Bias | None) -> tuple[BiasKind | None, float | None]:
-    """What a bias does, and for "large negative" its number nearest to 0 that hides.
-
-    >>> kind_of(None)
-    (None, None)
-    """
-    if bias is None:
-        return None, None
-    return classify(bias.cells) if isinstance(bias, DenseBias) else ("additive", None)
-
-
-def hiding_numbers(bias: Bias | None, kind: BiasKind | None) -> Tensor | None:
-    """The numbers of a bias of this kind, (B or 1, H or 1, Nq or 1, Nk or 1), if it hides; None otherwise.
-
-    >>> hiding_numbers(DenseBias(torch.zeros(1, 1, 2, 2)), "additive") is None
-    True
-    """
-    return bias.cells.detach() if isinstance(bias, DenseBias) and kind in THRESHOLD else None
-
-
 def classify(cells: Tensor) -> tuple[BiasKind, float | None]:
-    """What numbers (B, H, Nq, Nk) that are added to the scores do, and for "large negative" from which on they hide.
-
-    >>> classify(torch.tensor([[[[0.0, 1.0]]]])), classify(torch.tensor([[[[0.5, -3.0]]]]))
-    (('zero-one', None), ('additive', None))
-    """
+    """What numbers (B, H, Nq, Nk) added to the scores do; for "large negative", also the hiding one nearest to 0."""
     cells = dense_cells(cells.detach())
     if cells.numel() == 0:
         return "additive", None
@@ -367,24 +279,11 @@ def classify(cells: Tensor) -> tuple[BiasKind, float | None]:
 
 @dataclass(frozen=True)
 class Outline:
-    """The band that a mask follows.
+    """The band that a mask follows."""
 
-    Attributes:
-        near: the smallest j − i that is visible.
-        far: the largest j − i that is visible.
-        choice: 0 if all keys but padding are visible, 1 if all up to far, 2 if all from near to far, 3 if it is no
-            band, 4 if nothing is visible.
-        nq: number of queries.
-        nk: number of keys.
-
-    Example:
-        >>> Outline(near=-5, far=0, choice=1, nq=5, nk=5).name
-        'causal'
-    """
-
-    near: int
-    far: int
-    choice: int
+    near: int  # the smallest j − i that is visible
+    far: int  # the largest
+    choice: int  # visible are 0: all keys but padding; 1: all up to far; 2: from near to far; 3: no band; 4: nothing
     nq: int
     nk: int
 
@@ -434,17 +333,19 @@ class TracedBand:
 
 
 def trace(seen: Visible, kind: str = "self") -> TracedBand:
-    """Find the simplest band that shows exactly what is seen, and the padding that it leaves. Reads no number back.
-
-    >>> from math import inf
-    >>> from regard.lens.doctor.visibility import survey
-    >>> from regard.masks import causal, padding
-    >>> traced = trace(survey(causal() & padding([2, 4]), None, -inf, 4, 4, torch.device("cpu")))
-    >>> traced.numbers.tolist(), traced.padding.int().tolist()
-    ([-3, 0, 1], [[0, 0, 1, 1], [0, 0, 0, 0]])
-    """
+    """Find the simplest band that shows exactly what is seen, and the padding that it leaves. Reads no number back."""
     nq, nk, device = seen.counts.shape[-1], seen.keys.shape[-1], seen.counts.device
-    i, some, any_ = torch.arange(nq, device=device), seen.counts > 0, seen.keys.any()
+    i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
+    some, any_ = seen.counts > 0, seen.keys.any()
+
+    def fit(near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the band without keys that no query sees shows just what is seen; which of those keys it reaches."""
+        padding = ~seen.keys.any(1) & (j >= near) & (j <= nq - 1 + far)  # (B', Nk)
+        real = torch.nn.functional.pad((~padding).long().cumsum(1), (1, 0))  # (B', Nk + 1): how many before each key
+        low, high = (i + near).clamp(0, nk), (i + far + 1).clamp(0, nk)  # (Nq,)
+        expected = (real[:, high] - real[:, low]).clamp(min=0).unsqueeze(1)  # (B', 1, Nq)
+        return ((seen.counts == expected) | (seen.counts == 0)).all(), padding
+
     near, far = torch.tensor(-nq, device=device), torch.tensor(nk, device=device)  # no limits
     bands = [(near, far)]
     if nq and nk:
@@ -453,8 +354,8 @@ def trace(seen: Visible, kind: str = "self") -> TracedBand:
         alone = nq == 1 and kind == "self"
         bands = [(lowest, highest)] if alone else [(near, far), (near, highest), (lowest, highest)]
         near, far = lowest, highest
-    tried = [_fits(seen, *band) for band in bands]
-    fits = torch.stack([fit for fit, _ in tried])
+    tried = [fit(*band) for band in bands]
+    fits = torch.stack([fits for fits, _ in tried])
     index = torch.where(fits.any(), fits.long().argmax(), len(bands) - 1)
     choice = torch.where(fits.any(), index + 3 - len(bands), 3)
     paddings = torch.stack([padding for _, padding in tried])  # (bands, B', Nk)
@@ -462,24 +363,8 @@ def trace(seen: Visible, kind: str = "self") -> TracedBand:
     return TracedBand(torch.stack([near, far, choice]), paddings.index_select(0, index.view(1))[0])
 
 
-def _fits(seen: Visible, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the band without keys that no query sees shows just what is seen, and which of those keys it reaches."""
-    nq, nk = seen.counts.shape[-1], seen.keys.shape[-1]
-    i, j = torch.arange(nq, device=near.device), torch.arange(nk, device=near.device)
-    padding = ~seen.keys.any(1) & (j >= near) & (j <= nq - 1 + far)  # (B', Nk)
-    real = torch.nn.functional.pad((~padding).long().cumsum(1), (1, 0))  # (B', Nk + 1): how many before each key
-    low, high = (i + near).clamp(0, nk), (i + far + 1).clamp(0, nk)  # (Nq,)
-    expected = (real[:, high] - real[:, low]).clamp(min=0).unsqueeze(1)  # (B', 1, Nq)
-    return ((seen.counts == expected) | (seen.counts == 0)).all(), padding
-
-
 def sides(padding: Tensor, outline: Outline) -> tuple[Side | None, ...]:
-    """Where the padding stands, for each row of (B or 1, Nk) booleans.
-
-    >>> rows = torch.tensor([[True, False, False], [False, False, True], [False, False, False]])
-    >>> sides(rows, Outline(near=-2, far=2, choice=0, nq=3, nk=3))
-    ('left', 'right', None)
-    """
+    """Where the padding stands, for each row of (B or 1, Nk) booleans."""
     j = torch.arange(padding.shape[1])
     real = ~padding
     if outline.choice in (1, 2, 3):
@@ -487,9 +372,9 @@ def sides(padding: Tensor, outline: Outline) -> tuple[Side | None, ...]:
     before = padding & (real.long().cumsum(1) == 0)
     after = padding & (real.long().flip(1).cumsum(1).flip(1) == 0)
     between = padding & ~before & ~after
-    found = torch.stack([x.any(1) for x in (padding, real, before, after, between)])  # (5, B)
+    marks = torch.stack([x.any(1) for x in (padding, real, before, after, between)])  # (5, B)
     names: list[Side | None] = []
-    for some, left_over, left, right, inside in found.T.tolist():
+    for some, left_over, left, right, inside in marks.T.tolist():
         if not some:
             names.append(None)
         elif not left_over:
@@ -501,38 +386,25 @@ def sides(padding: Tensor, outline: Outline) -> tuple[Side | None, ...]:
 
 @dataclass(frozen=True, eq=False)
 class MaskSummary:
-    """What the queries of a call see, computed on first use.
-
-    Attributes:
-        nq: number of queries.
-        nk: number of keys.
-        device: where to count.
-        mask: as in the call.
-        hiding: (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores that hide, or None.
-        kind: "self" or "cross".
-        bias_kind: what the bias does, as `kind_of` says.
-        bias_from: likewise.
-    """
+    """What the queries of a call see, computed on first use."""
 
     nq: int
     nk: int
     device: torch.device
     mask: Mask | None = None
-    hiding: Tensor | None = None
-    kind: str = "self"
+    hiding: Tensor | None = None  # (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores, if some hide
+    kind: str = "self"  # or "cross", where queries have no place among the keys
     bias_kind: BiasKind | None = None
-    bias_from: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("self", "cross"):
-            raise ValueError(f"kind must be 'self' or 'cross', got {self.kind!r}")
+    bias_from: float | None = None  # of a "large negative" bias, the number nearest to 0 that hides
 
     @cached_property
     def visible(self) -> Tensor:
         """(B or 1, H or 1, Nq) keys that take part in each row's softmax; a sink is not counted."""
-        if self._is_band:
-            return band_counts(self.mask, self.nq, self.nk, self.device)
-        return self.survey.counts + self.survey.unhidden
+        band = _band(self.mask, self.nq, self.nk) if self.hiding is None else None
+        if band is None:
+            return self.survey.counts + self.survey.unhidden
+        i = torch.arange(self.nq, device=self.device)  # a closed form: this is on the way of every look
+        return ((i + band[1]).clamp(max=self.nk - 1) - (i + band[0]).clamp(min=0) + 1).clamp(min=0).view(1, 1, -1)
 
     @cached_property
     def padding(self) -> Tensor | None:
@@ -572,22 +444,10 @@ class MaskSummary:
 
 
 def summarise_mask(call: Call, kind: str = "self") -> MaskSummary:
-    """What the queries of a call see.
-
-    Args:
-        call: as `regard.backends.call.prepare` gives it.
-        kind: "self", or "cross", where queries have no place among the keys.
-
-    Raises:
-        ValueError: for another kind.
-
-    Example:
-        >>> from regard.backends.call import prepare
-        >>> x = torch.zeros(1, 1, 3, 2)
-        >>> summarise_mask(prepare(x, x, x, bias=torch.full((3, 3), -1e9).triu(1))).visible.tolist()
-        [[[1, 2, 3]]]
-    """
-    _, _, nq, nk = call.sizes
-    bias_kind, bias_from = kind_of(call.bias)
-    hiding = hiding_numbers(call.bias, bias_kind)
-    return MaskSummary(nq, nk, call.device, call.mask, hiding, kind, bias_kind, bias_from)
+    """What the queries of a call of self- or cross-attention see."""
+    (_, _, nq, nk), bias = call.sizes, call.bias
+    if not isinstance(bias, DenseBias):
+        return MaskSummary(nq, nk, call.device, call.mask, None, kind, None if bias is None else "additive")
+    bias_kind, start = classify(bias.cells)
+    hiding = bias.cells.detach() if bias_kind in THRESHOLD else None
+    return MaskSummary(nq, nk, call.device, call.mask, hiding, kind, bias_kind, start)
