@@ -24,8 +24,7 @@ from timing import heading, section, write
 from torch import Tensor
 
 import regard
-from regard.explorer.export import write_html
-from regard.explorer.export_data import carried
+from regard.explorer.export import carried, write_html
 from regard.session.session import MEASURES, Session, look_at
 
 RESULTS = Path(__file__).parent / "results"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
+    from regard.session.heads import Layer, SeenLayer
     from regard.session.protocol import Opening
-    from regard.session.ranking import Layer, SeenLayer
     from regard.session.session import Session
 
 VERSION = 1
@@ -66,7 +66,7 @@ def read_image(image: str | bytes, options: LookOptions) -> Session:
     """
     from regard.data.images import peek_image
     from regard.models.loading import load
-    from regard.session.image_session import look_at_image
+    from regard.session.session import look_at_image
 
     if options.model is None:
         raise ValueError(
@@ -97,7 +97,7 @@ class _ImageFocus:
 
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
-    from regard.session.ranking import last_that_looks, layers_of
+    from regard.session.heads import last_that_looks, layers_of
 
     layers = layers_of(session)
     if options.head is not None and options.layer is None:
@@ -241,7 +241,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
 
 def _opening(options: LookOptions, focus: _ImageFocus) -> Opening:
     """Where the page opens: on the layer, token and head that are printed; of all heads, on the one that stands out."""
-    from regard.session.ranking import head_for
+    from regard.session.heads import head_for
 
     head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
     return {"layer": focus.index, "head": head, "token": token, "key": None}

@@ -1,21 +1,350 @@
-"""A session as one HTML file that opens offline."""
+"""A session as one HTML file that opens offline: the page, its data, and its modules as one script.
+
+The data of the page is JSON:
+    {"version": 1, "lang": "en", "sessions": {"1": {
+        "overview": the overview,
+        "labels": every token's label, or null where the overview has them all,
+        "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
+        "arrays": {"layer.head": what its rows are made of},
+        "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
+        "images": addresses that hold the bytes of each image: "data:image/jpeg;base64,…",
+        "left_out": {language: what is not there, in words}, or null}}}
+
+A head's arrays are every weight, the strongest links of each query (of weight 0 where it sees fewer keys), or nothing:
+    {"weights": (Nq, Nk)}, of a layer in windows (queries of all of them, keys of one)
+    {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
+and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
+page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
+only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
+
+An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
+smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
+
+How much: every weight in fp32 up to 5 MB; every weight, rounded, up to 288 tokens. Beyond that, heads in the order of
+their strongest links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links.
+
+Axis letters: N positions (Nq queries, Nk keys), D head size.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from regard.atomic_files import atomic_file, check_target
-from regard.explorer.export_data import carried
+from regard.explorer import answers
+from regard.explorer.answers import checked_language
+from regard.locale import translate
+from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.sentences import sentence
 from regard.session.session import Session
 from regard.stages import Lang
+
+PAGE = Path(__file__).parent / "page"
+STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
+SCRIPT = re.compile(r"""<script\b[^>]*\bsrc=["'](?P<path>[^"']+)["'][^>]*>\s*</script>""")
+HREF = re.compile(r"""\bhref=["'](?P<path>[^"']+)["']""")
+OUTSIDE = re.compile(r"""<[^>]*\b(?:src|href)=["'](?!data:|#)(?P<path>[^"']*)["']|@import\b|url\(\s*["']?(?!data:|#)""")
+# Nothing is loaded from anywhere, and only the page's own script and style run, identified by their hashes.
+POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en") -> None:
+    """Write one self-contained page of a session. The file is complete or not written at all.
+
+    >>> import tempfile, torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer, keep="qk") as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_html(Session("toy", seen, ("a", "b", "c")), f"{folder}/toy.html")
+    ...     Path(folder, "toy.html").read_text(encoding="utf-8")[:15]
+    '<!doctype html>'
+
+    Args:
+        session: what the page shows.
+        path: used as it is; an existing file is replaced at the very end and keeps its permissions.
+        lang: the page's first language, "en" or "ko".
+
+    Raises:
+        FileNotFoundError: if the folder does not exist.
+        OSError: if the file cannot be written.
+        ValueError: for an unknown language.
+        LookupError: if the capture is empty, or a head has neither a map nor q and k.
+    """
+    check_target(path)  # before the work
+    text = html(session, lang)
+    with atomic_file(path, "the page") as file:
+        file.write(text.encode())
+
+
+def html(session: Session, lang: Lang = "en") -> str:
+    """The page of a session as text; raises as `write_html` does."""
+    # 1. The data. "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data.
+    text = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
+    data = f'<script type="application/json" id="regard-data">{text.replace("<", chr(92) + "u003c")}</script>\n'
+    # 2. The page with its styles and modules inside.
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    style = f"\n{styles()}\n"
+    (entry,) = SCRIPT.findall(page)  # one script, which imports the others
+    script = f"\n{scripted(bundle(modules(), Path(entry).name)[0])}\n"
+    hashes = [f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in (script, style)]
+    policy = POLICY.format(script=hashes[0], style=hashes[1])
+    page = STYLE.sub("", page).replace("</head>", f"<style>{style}</style>\n</head>", 1)
+    page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
+    if outside := OUTSIDE.search(SCRIPT.sub("", page)):
+        raise ValueError(f"the page would load something that is not in it: {outside[0]!r}")
+    # 3. Title, language, data and script; the title and the data are the user's.
+    title = escape(session.name).encode("utf-8", "replace").decode("utf-8")
+    page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{title} · regard</title>", page, count=1)
+    page = re.sub(r"""(<html\b[^>]*\blang=)["']\w*["']""", rf'\1"{lang}"', page, count=1)
+    return SCRIPT.sub(lambda _: f'{data}<script type="module">{script}</script>', page)
+
+
+def modules() -> dict[str, str]:
+    """The page's modules by file name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
+
+
+def styles() -> str:
+    """The page's styles, in the order of its links."""
+    links = STYLE.findall((PAGE / "index.html").read_text(encoding="utf-8"))
+    files = [Path(found["path"]).name for link in links if (found := HREF.search(link))]
+    texts = [(PAGE / file).read_text(encoding="utf-8") for file in files]
+    assert not any("</style" in text.lower() for text in texts), "a style would end its own <style>"
+    return "\n".join(texts)
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+ROOM = 5 * 2**20 * 3 // 4  # bytes of arrays of one kind, before base64 makes 5 MiB of them
+SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 144 heads take 32 MB
+LINKS = 12  # of a query, where not every weight is
+WORK = 1 << 29  # weights that are computed for links alone: some seconds
+AT_ONCE = 1 << 24  # weights that are held at once
+LEVELS = 65535  # of a rounded weight
+STEPS = 3  # links of a head whose steps are carried, where its vectors are not
+STEP_BYTES = 4096  # that one of them takes, about
+
+Place = tuple[int, int]  # layer, head
+
+
+def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
+    """The data of an exported page, as JSON values; raises as `write_html` does."""
+    lang = checked_language(lang)
+    overview = answers.overview(session, lang)
+    places = [(layer["index"], head) for layer in overview["layers"] for head in range(layer["heads"])]
+    heads = {_name(place): answers.head(session, *place, lang) for place in places}
+    plan = _plan(session, sorted(places, key=lambda place: -strength(heads[_name(place)])))
+    labels = [
+        label
+        for start in range(0, len(session.tokens), answers.MOST_LABELS)
+        for label in answers.tokens(session, start)["labels"]
+    ]
+    arrays: dict[str, Any] = {}
+    for place in sorted(plan.whole):  # layer by layer: the model runs once for the values of one
+        weights = head_of(session.layers[place[0]], place[1])
+        windows = _windows(session, place, weights)
+        whole = torch.cat([part.tile(slice(None), slice(None)) for part in windows])  # (Nq, Nk), or (W·Nq, Nk)
+        arrays[_name(place)] = {"weights": packed_weights(whole, plan.exact)}
+        if plan.vectors:
+            arrays[_name(place)] |= _vectors(session, place, weights)
+    for place in plan.links:
+        arrays[_name(place)] = {"top": _strongest(head_of(session.layers[place[0]], place[1]))}
+    steps = {
+        f"{_name(place)}.{link['query']}.{link['key']}": answers.steps(session, *place, link["query"], link["key"])
+        for place in ([] if plan.vectors else sorted(plan.stepped))
+        for link in heads[_name(place)]["links"][:STEPS]
+    }
+    images = [answers.image(session, number) for number in range(len(session.images))]
+    langs: tuple[Lang, ...] = get_args(Lang)
+    return {
+        "version": 1,
+        "lang": lang,
+        "sessions": {
+            "1": {
+                "overview": overview,
+                "labels": labels if len(labels) > len(overview["labels"]) else None,
+                "heads": heads,
+                "sentences": {
+                    one: {_name(p): sentence(session, *p, heads[_name(p)]["numbers"], one) for p in places}
+                    for one in langs
+                },
+                "arrays": arrays,
+                "steps": steps,
+                "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
+                "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
+            }
+        },
+    }
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}.{place[1]}"
+
+
+def strength(answer: Any) -> float:
+    """The strongest link of a head that leads neither to the first key, where heads rest, nor to the token itself."""
+    return max((link["weight"] for link in answer["links"] if link["key"] not in (0, link["query"])), default=0.0)
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """Which heads carry what.
+
+    heads: how many there are.  whole: those with every weight, in `exact` fp32 or rounded.
+    links: those with each query's strongest links.
+    stepped: those with the steps of some links, unless `vectors`, q and k of all heads, are there.
+    kept: whether the capture has q and k of every head.
+    """
+
+    heads: int
+    whole: tuple[Place, ...]
+    links: tuple[Place, ...]
+    stepped: tuple[Place, ...]
+    exact: bool
+    vectors: bool
+    kept: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether the page can answer everything that a server can."""
+        return len(self.whole) == self.heads and self.exact and self.vectors
+
+
+def _plan(session: Session, places: list[Place]) -> ExportPlan:
+    """What fits. places: the heads, the most interesting first."""
+    layers = session.layers
+    there = {
+        place: head_of(layers[place[0]], place[1]) for place in places if layers[place[0]].view.weights is not None
+    }
+    cells = {layer: layers[layer].sizes[0] * layers[layer].view.sizes[3] for layer, _ in there}
+    longest = max((max(layers[layer].view.sizes[2:]) for layer in cells), default=0)
+    first = {place: _windows(session, place, weights)[0] for place, weights in there.items()}
+    computed = [place for place, weights in first.items() if isinstance(weights, ComputedHead)]
+    stepped = tuple(computed[: ROOM // (STEPS * STEP_BYTES)])
+    exact, kept = 4 * sum(cells[layer] for layer, _ in there) <= ROOM, len(there) == len(places)
+    if exact or longest <= SHORT:
+        scored = [weights for weights in there.values() if isinstance(weights, ComputedHead)]
+        size = 4 * sum(head.q.numel() + 2 * head.k.numel() for head in scored)  # with as many values as keys
+        vectors = len(scored) == len(there) > 0 and size <= ROOM
+        return ExportPlan(len(places), tuple(there), (), stepped, exact, vectors, kept)
+    whole = _fitting(list(there), {layer: 2 * n for layer, n in cells.items()}, ROOM)
+    rest = [place for place in there if place not in set(whole)]
+    each = {layer: LINKS * 4 * layers[layer].sizes[0] for layer in cells}
+    affordable = set(_fitting(rest, cells, WORK))
+    links = tuple(place for place in _fitting(rest, each, ROOM) if place in affordable)
+    return ExportPlan(len(places), tuple(whole), links, stepped, exact=False, vectors=False, kept=kept)
+
+
+def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
+    """The first heads that fit into the room together, each as large as its layer says."""
+    fitting = []
+    for place in places:
+        room -= each[place[0]]
+        if room < 0:
+            break
+        fitting.append(place)
+    return fitting
+
+
+def _windows(session: Session, place: Place, weights: HeadWeights) -> Sequence[HeadWeights]:
+    cut = session.layers[place[0]].windows > 1
+    return weights.parts if cut and isinstance(weights, BlockWeights) else [weights]
+
+
+def _vectors(session: Session, place: Place, weights: HeadWeights) -> dict[str, Any]:
+    """What the page computes the steps from."""
+    assert isinstance(weights, ComputedHead)
+    parts = {"q": weights.q, "k": weights.k, "lse": weights.lse}  # (Nq, D), (Nk, D), (Nq)
+    values = session.head_values(*place)
+    if values is not None:
+        parts["v"] = values  # (Nk, Dv)
+    arrays = {name: packed(_plain(part), "f32") for name, part in parts.items()}
+    hidden = weights.masked(slice(None))  # (Nq, Nk)
+    if bool(hidden.any()):
+        arrays["hidden"] = packed(_plain(hidden), "u16")
+    return arrays | {"scale": float(weights.call.scale)}
+
+
+def _strongest(weights: HeadWeights) -> dict[str, Any]:
+    """The strongest links of each query, some queries at a time."""
+    nq, nk = weights.sizes
+    at_once, k = max(1, AT_ONCE // max(1, nk)), min(LINKS, nk)
+    parts = [
+        weights.tile(slice(i, min(i + at_once, nq)), slice(None)).nan_to_num(0.0).topk(k, -1)
+        for i in range(0, nq, at_once)
+    ]
+    index = np.concatenate([part.indices.cpu().numpy() for part in parts])  # (Nq, k)
+    weight = torch.cat([part.values for part in parts])
+    kind = "u16" if nk <= LEVELS + 1 else "u32"
+    return {"keys": nk, "index": packed(index, kind), "weight": packed_weights(weight, exact=False)}
+
+
+def packed_weights(weights: Tensor, exact: bool) -> dict[str, Any]:
+    """Weights in fp32, or rounded to 1/65535 with the error that makes; NaN has no level and stays fp32."""
+    if exact or not bool(weights.isfinite().all()):
+        return packed(_plain(weights), "f32")
+    levels = np.rint(_plain(weights).clip(0, 1) * LEVELS)
+    return packed(levels, "u16") | {"error": 0.5 / LEVELS}
+
+
+def packed(values: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+    """An array as the page reads it, compressed where that makes it a tenth smaller."""
+    plain = values.astype({"f32": "<f4", "u16": "<u2", "u32": "<u4"}[kind]).tobytes()
+    small = zlib.compress(plain, 6)
+    deflate = len(small) < 0.9 * len(plain)
+    text = b64encode(small if deflate else plain).decode("ascii")
+    return {"shape": list(values.shape), kind: text} | ({"deflate": True} if deflate else {})
+
+
+def _plain(values: Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to("cpu", torch.float32).numpy()
+
+
+def _left_out(plan: ExportPlan, lang: Lang) -> str:
+    """What the page lacks, in words."""
+    whole, links, none = len(plan.whole), len(plan.links), plan.heads - len(plan.whole) - len(plan.links)
+    parts = []
+    if whole and links + none:
+        text = "This file holds every weight of {count} of {total} heads."
+        parts.append(translate(text, lang, count=whole, total=plan.heads))
+    if links:
+        text = "Of {count} heads it holds the {links} strongest links of each token."
+        parts.append(translate(text, lang, count=links, links=LINKS))
+    if none:
+        parts.append(translate("Of {count} heads it holds the map and the strongest links only.", lang, count=none))
+    if whole + links and not plan.exact:
+        parts.append(translate("Weights are rounded to 1/65535.", lang))
+    if not plan.vectors and plan.stepped:
+        text = "It holds the steps of the {links} strongest links of {count} heads."
+        parts.append(translate(text, lang, links=STEPS, count=len(plan.stepped)))
+    elif not plan.vectors:
+        parts.append(translate("The steps are not in it.", lang))
+    if plan.kept:
+        return " ".join([*parts, translate("`regard serve` shows everything.", lang)])
+    text = "The capture was made without queries and keys: watch(model, keep='qk') keeps them."
+    return " ".join([*parts, translate(text, lang)])
+
+
+# --------------------------------------------------------------------------------------------------------------- bundle
 
 IMPORT = re.compile(
     r"""^import\s+(?:(?P<what>[^"';]+?)\s+from\s+)?["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE | re.DOTALL
@@ -47,7 +376,7 @@ class Module:
 
 
 def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
-    """All modules that `entry` needs as one script.
+    """All modules that `entry` needs as one script, and the name in it that holds what `entry` exports.
 
     >>> script, name = bundle({"a.js": "export const two = 2;", "b.js": 'import { two } from "./a.js";'}, "b.js")
     >>> print(script)
@@ -60,19 +389,10 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
     <BLANKLINE>
     return {  };
     })();
-    >>> name
-    'module1'
 
-    Args:
-        modules: file name → text, all of one folder.
-        entry: the module to run, which comes last.
+    modules: file name → text, all of one folder.  entry: the module to run, which comes last.
 
-    Returns:
-        The script, and the name in it that holds what `entry` exports.
-
-    Raises:
-        LookupError: for a missing module.
-        ValueError: for a cycle, and for a form of import or export that is not supported.
+    Raises LookupError for a missing module, ValueError for a cycle or a form of import or export that is not supported.
     """
     order: dict[str, Module] = {}
 
@@ -103,11 +423,7 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
 
 
 def scripted(script: str) -> str:
-    r"""A script for a page's <script>, which would end at the first "</script", even in a string.
-
-    >>> scripted('let end = "</script>";')
-    'let end = "<\\/script>";'
-    """
+    """A script for a page's <script>, which would end at the first "</script", even in a string."""
     return re.sub(r"<(?=!--)", r"<\\", re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE))
 
 
@@ -172,100 +488,3 @@ def _parse(path: str, text: str) -> Module:
     if unknown := LEFT.search(COMMENT.sub("", text)):
         raise ValueError(f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}")
     return Module(text, needs, gives, passes_on)
-
-
-# ----------------------------------------------------------------------------------------------------------------- page
-
-PAGE = Path(__file__).parent / "page"
-STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
-SCRIPT = re.compile(r"""<script\b[^>]*\bsrc=["'](?P<path>[^"']+)["'][^>]*>\s*</script>""")
-HREF = re.compile(r"""\bhref=["'](?P<path>[^"']+)["']""")
-OUTSIDE = re.compile(r"""<[^>]*\b(?:src|href)=["'](?!data:|#)(?P<path>[^"']*)["']|@import\b|url\(\s*["']?(?!data:|#)""")
-# Nothing is loaded from anywhere, and only the page's own script and style run, identified by their hashes.
-POLICY = (
-    "default-src 'none'; script-src {script}; style-src {style}; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
-
-
-def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en") -> None:
-    """Write one self-contained page of a session. The file is complete or not written at all.
-
-    >>> import tempfile, torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer, keep="qk") as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_html(Session("toy", seen, ("a", "b", "c")), f"{folder}/toy.html")
-    ...     Path(folder, "toy.html").read_text(encoding="utf-8")[:15]
-    '<!doctype html>'
-
-    Args:
-        session: what the page shows.
-        path: used as it is; an existing file is replaced at the very end and keeps its permissions.
-        lang: the page's first language, "en" or "ko".
-
-    Raises:
-        FileNotFoundError: if the folder does not exist.
-        OSError: if the file cannot be written.
-        ValueError: for an unknown language.
-        LookupError: if the capture is empty, or a head has neither a map nor q and k.
-    """
-    check_target(path)  # before the work
-    text = html(session, lang)
-    with atomic_file(path, "the page") as file:
-        file.write(text.encode())
-
-
-def html(session: Session, lang: Lang = "en") -> str:
-    """The page of a session as text; raises as `write_html` does.
-
-    >>> import torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer, keep="qk") as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> '<script type="application/json" id="regard-data">' in html(Session("toy", seen, ("a", "b", "c")))
-    True
-    """
-    # 1. The data. "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data.
-    text = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
-    data = f'<script type="application/json" id="regard-data">{text.replace("<", chr(92) + "u003c")}</script>\n'
-    # 2. The page with its styles and modules inside.
-    page = (PAGE / "index.html").read_text(encoding="utf-8")
-    style = f"\n{styles()}\n"
-    (entry,) = SCRIPT.findall(page)  # one script, which imports the others
-    script = f"\n{scripted(bundle(modules(), Path(entry).name)[0])}\n"
-    hashes = [f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in (script, style)]
-    policy = POLICY.format(script=hashes[0], style=hashes[1])
-    page = STYLE.sub("", page).replace("</head>", f"<style>{style}</style>\n</head>", 1)
-    page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
-    if outside := OUTSIDE.search(SCRIPT.sub("", page)):
-        raise ValueError(f"the page would load something that is not in it: {outside[0]!r}")
-    # 3. Title, language, data and script; the title and the data are the user's.
-    title = escape(session.name).encode("utf-8", "replace").decode("utf-8")
-    page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{title} · regard</title>", page, count=1)
-    page = re.sub(r"""(<html\b[^>]*\blang=)["']\w*["']""", rf'\1"{lang}"', page, count=1)
-    return SCRIPT.sub(lambda _: f'{data}<script type="module">{script}</script>', page)
-
-
-def modules() -> dict[str, str]:
-    """The page's modules by file name.
-
-    >>> "source.js" in modules()
-    True
-    """
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
-
-
-def styles() -> str:
-    """The page's styles, in the order of its links.
-
-    >>> "<style>" in styles()
-    False
-    """
-    links = STYLE.findall((PAGE / "index.html").read_text(encoding="utf-8"))
-    files = [Path(found["path"]).name for link in links if (found := HREF.search(link))]
-    texts = [(PAGE / file).read_text(encoding="utf-8") for file in files]
-    assert not any("</style" in text.lower() for text in texts), "a style would end its own <style>"
-    return "\n".join(texts)

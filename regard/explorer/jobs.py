@@ -20,8 +20,7 @@ from regard.models.hub import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
-from regard.session.image_session import look_at_image, takes_images
-from regard.session.session import Session, default_model, look_at, name_of
+from regard.session.session import Session, default_model, look_at, look_at_image, name_of, takes_images
 from regard.tasks.images import has_vision
 
 MOST_SESSIONS = 8

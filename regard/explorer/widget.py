@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any
 
 from regard.explorer import answers
+from regard.explorer.answers import checked_language
 from regard.explorer.export import bundle, modules, styles
 from regard.lens.capture import Capture
-from regard.session.head_weights import checked_language
 from regard.session.session import Session, session_of
 from regard.stages import Lang
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from regard.viz import colors
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, rgb
-from regard.viz.inputs import read_numbers, read_tokens
 from regard.viz.sheet import (
     CAPTION,
     MARGIN,
@@ -30,6 +29,8 @@ from regard.viz.sheet import (
     drawable,
     open_page,
     panel_inches,
+    read_numbers,
+    read_tokens,
     register_fonts,
     sign_size,
     ticks_of,

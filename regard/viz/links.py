@@ -17,8 +17,21 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme
-from regard.viz.inputs import read_indices, read_tokens, read_weights
-from regard.viz.sheet import CAPTION, MARGIN, Pair, Sheet, canvas, clip, drawable, measure, open_page, register_fonts
+from regard.viz.sheet import (
+    CAPTION,
+    MARGIN,
+    Pair,
+    Sheet,
+    canvas,
+    clip,
+    drawable,
+    measure,
+    open_page,
+    read_indices,
+    read_tokens,
+    read_weights,
+    register_fonts,
+)
 from regard.viz.text_heat import readable
 
 if TYPE_CHECKING:

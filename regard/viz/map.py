@@ -13,7 +13,6 @@ import numpy as np
 from regard.masks.rules import numbers
 from regard.masks.tiles import cell_edges
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
-from regard.viz.inputs import read_numbers, read_tokens
 from regard.viz.sheet import (
     AT,
     CAPTION,
@@ -31,6 +30,8 @@ from regard.viz.sheet import (
     measure,
     open_page,
     panel_inches,
+    read_numbers,
+    read_tokens,
     register_fonts,
     ruler,
     sign_size,

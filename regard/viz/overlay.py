@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
-from regard.viz.inputs import read_numbers
-from regard.viz.sheet import DPI, MARGIN, canvas, drawable, open_page, register_fonts
+from regard.viz.sheet import DPI, MARGIN, canvas, drawable, open_page, read_numbers, register_fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,21 @@ import numpy as np
 
 from regard.viz import colors
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, readable_on
-from regard.viz.inputs import index_of, read_tokens, read_weights
-from regard.viz.sheet import CAPTION, MARGIN, Sheet, canvas, clip, drawable, hatch, measure, open_page, register_fonts
+from regard.viz.sheet import (
+    CAPTION,
+    MARGIN,
+    Sheet,
+    canvas,
+    clip,
+    drawable,
+    hatch,
+    index_of,
+    measure,
+    open_page,
+    read_tokens,
+    read_weights,
+    register_fonts,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

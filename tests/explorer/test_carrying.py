@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import regard
-from regard.explorer import answers, export_data
+from regard.explorer import answers, export
 from regard.explorer.answers import unpacked
-from regard.explorer.export import bundle, modules
-from regard.explorer.export_data import carried
-from regard.session.head_weights import one_head
+from regard.explorer.export import bundle, carried, modules
+from regard.session.heads import one_head
 from regard.session.session import Session
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
@@ -97,8 +96,8 @@ def test_all_of_it_is_json_without_nan():
 
 
 def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
-    monkeypatch.setattr(export_data, "STEP_BYTES", 150)  # of two heads
+    monkeypatch.setattr(export, "ROOM", 1000)
+    monkeypatch.setattr(export, "STEP_BYTES", 150)  # of two heads
     s = session()
     mine = one(carried(s))
     array = mine["arrays"]["1.2"]["weights"]
@@ -116,21 +115,21 @@ def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
 
 
 def test_every_weight_of_16_by_16_patches_a_cls_and_four_registers_is_carried(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1 << 17)  # less than one head
+    monkeypatch.setattr(export, "ROOM", 1 << 17)  # less than one head
     (array,) = one(carried(session(n=261, layers=1, heads=1)))["arrays"].values()
     assert array["weights"]["shape"] == [261, 261]
 
 
 def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", KEYS - 1)
-    monkeypatch.setattr(export_data, "ROOM", 2 * KEYS * KEYS * 2)  # two heads of two bytes; links of three
-    monkeypatch.setattr(export_data, "LINKS", 4)
+    monkeypatch.setattr(export, "SHORT", KEYS - 1)
+    monkeypatch.setattr(export, "ROOM", 2 * KEYS * KEYS * 2)  # two heads of two bytes; links of three
+    monkeypatch.setattr(export, "LINKS", 4)
     s = session()
     mine = one(carried(s))
     whole = [name for name, array in mine["arrays"].items() if "weights" in array]
     links = [name for name, array in mine["arrays"].items() if "top" in array]
     assert (len(whole), len(links)) == (2, 3)
-    best = {name: export_data.strength(answer) for name, answer in mine["heads"].items()}
+    best = {name: export.strength(answer) for name, answer in mine["heads"].items()}
     order = sorted(best, key=lambda name: -best[name])
     assert (set(order[:2]), set(order[2:5])) == (set(whole), set(links))
     assert mine["left_out"]["en"].startswith(
@@ -140,10 +139,10 @@ def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypat
 
 
 def test_links_are_the_strongest_of_each_query(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)  # room for links, not for a whole head
-    monkeypatch.setattr(export_data, "LINKS", 2)
-    monkeypatch.setattr(export_data, "AT_ONCE", 3 * KEYS)  # in five parts
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)  # room for links, not for a whole head
+    monkeypatch.setattr(export, "LINKS", 2)
+    monkeypatch.setattr(export, "AT_ONCE", 3 * KEYS)  # in five parts
     s = session(layers=1, heads=1)
     top = one(carried(s))["arrays"]["0.0"]["top"]
     index, weight, weights = numbers(top["index"]), numbers(top["weight"]), exact(s, 0, 0)
@@ -155,19 +154,19 @@ def test_links_are_the_strongest_of_each_query(monkeypatch):
 
 
 def test_weights_that_are_no_numbers_stay_so(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     weights = torch.full((2, 3), 0.25)
     weights[1, 2] = torch.nan
-    array = export_data.packed_weights(weights, exact=False)
+    array = export.packed_weights(weights, exact=False)
     assert "error" not in array
     np.testing.assert_array_equal(numbers(array), weights)
 
 
 def test_links_stop_where_they_would_take_too_long(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)
-    monkeypatch.setattr(export_data, "LINKS", 1)
-    monkeypatch.setattr(export_data, "WORK", 2 * KEYS * KEYS)
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)
+    monkeypatch.setattr(export, "LINKS", 1)
+    monkeypatch.setattr(export, "WORK", 2 * KEYS * KEYS)
     assert len(one(carried(session()))["arrays"]) == 2
 
 
@@ -191,12 +190,12 @@ def test_a_language_that_is_not_spoken_is_refused():
 
 
 def test_arrays_that_shrink_are_compressed_and_others_are_not():
-    small = export_data.packed(np.zeros((3, 50)), "f32")
-    noise = export_data.packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
+    small = export.packed(np.zeros((3, 50)), "f32")
+    noise = export.packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
     assert small["deflate"]
     assert "deflate" not in noise
     np.testing.assert_array_equal(numbers(small), np.zeros((3, 50)))
-    assert numbers(export_data.packed(np.array([70000]), "u32")) == [70000]
+    assert numbers(export.packed(np.array([70000]), "u32")) == [70000]
 
 
 # ------------------------------------------------------------------------------------------------ what the page makes
@@ -250,7 +249,7 @@ def test_the_page_takes_the_steps_that_python_takes(token, key):
 def test_the_page_adds_up_the_values_where_they_are_there():
     data = carried(session())
     v = torch.randn(KEYS, 3)
-    one(data)["arrays"]["1.0"]["v"] = export_data.packed(v.numpy(), "f32")
+    one(data)["arrays"]["1.0"]["v"] = export.packed(v.numpy(), "f32")
     steps = asked(data, 'await source.steps("1", 1, 0, 9, 4)')
     np.testing.assert_allclose(steps["v"]["data"], v[4], rtol=1e-6)
     np.testing.assert_allclose(steps["v_sum"]["data"], exact(session(), 1, 0)[9] @ v.numpy(), rtol=1e-5, atol=1e-6)
@@ -258,8 +257,8 @@ def test_the_page_adds_up_the_values_where_they_are_there():
 
 @node
 def test_steps_of_strong_links_are_carried_where_vectors_are_not(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
-    monkeypatch.setattr(export_data, "STEP_BYTES", 1000 // 3 // 6)
+    monkeypatch.setattr(export, "ROOM", 1000)
+    monkeypatch.setattr(export, "STEP_BYTES", 1000 // 3 // 6)
     s = session()
     data = carried(s)
     assert len(one(data)["steps"]) == 6 * 3
@@ -272,9 +271,9 @@ def test_steps_of_strong_links_are_carried_where_vectors_are_not(monkeypatch):
 
 @node
 def test_rows_of_links_say_that_the_rest_is_not_known(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)
-    monkeypatch.setattr(export_data, "LINKS", 3)
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)
+    monkeypatch.setattr(export, "LINKS", 3)
     s = session(layers=1, heads=1)
     row = asked(carried(s), 'await source.row("1", 0, 0, 11, 0, 13)')
     weights, known = exact(s, 0, 0)[11], np.array([w is not None for w in row["weights"]["data"]])
@@ -300,7 +299,7 @@ def test_tiles_without_rows_are_cut_out_of_the_map():
 
 @node
 def test_a_rounded_row_says_by_how_much(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     row, tile = asked(
         carried(session()),
         '[await source.row("1", 0, 0, 3, 0, 13), await source.tile("1", 0, 0, [0, 4], [0, 4], 128)]',
@@ -327,7 +326,7 @@ def test_what_is_not_in_the_page_is_said(question, words):
 def test_steps_without_vectors_and_tokens_out_of_range_are_said(monkeypatch):
     s = session()
     assert asked(carried(s), 'await source.row("1", 0, 0, 13, 0, 13)')["error"].count("13") == 2
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     said = asked(carried(s), 'await source.steps("1", 0, 0, 3, 0)')["error"]
     assert "steps" in said
 

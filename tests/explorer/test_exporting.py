@@ -15,8 +15,7 @@ import torch
 
 import regard
 from regard.explorer import export
-from regard.explorer.export import html, modules, styles, write_html
-from regard.explorer.export_data import carried
+from regard.explorer.export import carried, html, modules, styles, write_html
 from regard.session.session import Session
 
 TRAPS = ("</script>", "<!--", "<script>", "]]>", "\u2028", "한국어", '"&amp;')

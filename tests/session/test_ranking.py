@@ -13,9 +13,9 @@ from speaking_twins import bert, gpt2, t5
 
 import regard
 from regard.lens.capture import Capture
-from regard.session import ranking
+from regard.session import heads as ranking
+from regard.session.heads import Layer, layers_of, obstacle, strongest
 from regard.session.labels import LONGEST, find_word, is_word, shown, spelled, word_numbers
-from regard.session.ranking import Layer, layers_of, obstacle, strongest
 from regard.session.session import Session, look_at
 from regard.tables import width
 

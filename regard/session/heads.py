@@ -1,11 +1,16 @@
-"""The layers of a capture, their heads in numbers, and their ranked links: which weights are worth a look."""
+"""The heads of a capture: their layers, exact weights, numbers, and strongest links.
+
+Axis letters: B batch rows, W windows, H heads, N positions (Nq queries, Nk keys), D head size.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,11 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import Layout, Sides
+from regard.lens.assembly import AssembledWeights
 from regard.lens.capture import Capture
 from regard.lens.display import plain
+from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, Weights, as_they_are, exponentials
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View
+from regard.masks.rules import Rule
 from regard.masks.tiles import cell_edges
 from regard.session.labels import is_word, word_numbers
 from regard.session.protocol import Opening
@@ -25,11 +33,16 @@ from regard.session.protocol import Opening
 if TYPE_CHECKING:
     from regard.session.session import Session
 
+LITTLE = 1 << 21  # weights of a call that are computed without a request
+AT_ONCE = 1 << 23  # weights in memory while links are ranked
+TILE_AT_ONCE = 1 << 21  # weights in memory while a tile is pooled
+MOST = 1 << 30  # weights searched for one answer: some seconds
+FIRST_LOOK = 1 << 25  # weights searched before a page opens: half a second
 
-LITTLE = 1 << 21  # weights of a call that are computed unasked
-AT_ONCE = 2**23  # weights in memory
-MOST = 2**30  # weights searched for one answer: some seconds
-FIRST_LOOK = 2**25  # weights searched before a page opens: half a second
+Span = tuple[int, int]
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +72,7 @@ class SeenLayer:
 
 
 def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
-    """The layers of a capture in the order of their first calls.
-
-    >>> import torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer) as seen:
-    ...     _ = layer(layer(torch.zeros(1, 3, 8)))
-    >>> [(layer.path, layer.call) for layer in seen_layers(seen)]
-    [('self_attn', 0), ('self_attn', 1)]
-    """
+    """The layers of a capture in the order of their first calls."""
     number = {id(record): n for n, record in enumerate(capture.records)}
     layers = []
     for run in capture.runs():
@@ -78,6 +83,174 @@ def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
         records = tuple(number[id(record)] for record in run.records)
         layers.append(SeenLayer(run.path, run.call, plain(run.view), records, sides))
     return tuple(layers)
+
+
+# -------------------------------------------------------------------------------------------------------- exact weights
+
+
+class ComputedHead:
+    """Exact weights of one head from q, k and lse: e^(score − lse)."""
+
+    def __init__(self, weights: ComputedWeights, head: int, batch: int = 0) -> None:
+        self.call, self.head, self.batch = weights.call, head, batch
+        self.sizes = (self.call.sizes[2], self.call.sizes[3])
+        group = self.call.sizes[1] // self.call.k.shape[1]
+        self.q, self.k = self.call.q[batch, head], self.call.k[batch, head // group]  # (Nq, D), (Nk, D)
+        self.lse = weights.exact_lse(slice(None))[batch, head]  # (Nq,), in fp64 where logits are large
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (rows, cols)."""
+        lse = self.lse[rows, None]
+        t = self._scores(rows, cols).sub_(torch.where(lse == -inf, 0.0, lse))  # e^(−∞ − 0) = 0 where all is masked
+        return exponentials(t, out=t)
+
+    def row(self, i: int) -> Tensor:
+        """The weights of query i, (Nk,).
+
+        The whole row is at hand, and its own sum is nearer the truth than lse, whose rounding grows with the scores: at
+        scores near 30 e^(score − lse) errs by 6e-6, this by 8e-7.
+        """
+        s = self._scores(slice(i, i + 1), slice(None))[0]
+        if bool((s == -inf).all()):
+            return torch.zeros_like(s)
+        sinks: Tensor | None = self.call.sinks  # (H,) or (B, H, Nq): a logit that joins the softmax
+        if sinks is None:
+            return s.softmax(-1)
+        sink = sinks[self.head] if sinks.ndim == 1 else sinks[self.batch, self.head, i]
+        return torch.cat([s, sink.to(s).view(1)]).softmax(-1)[:-1]
+
+    def masked(self, rows: Part) -> Tensor:
+        """Which keys are masked for these queries, (rows, Nk): their score is −∞, whatever q·k is."""
+        return self._scores(rows, slice(None)) == -inf
+
+    def dots(self, rows: Part, cols: Part) -> Tensor:
+        """q·k of these queries and keys, (rows, cols)."""
+        with as_they_are(self.call.device):
+            products: Tensor = self.q[rows].to(self.lse.dtype) @ self.k[cols].to(self.lse.dtype).mT
+            return products
+
+    def _scores(self, rows: Part, cols: Part) -> Tensor:
+        return self.scores(self.dots(rows, cols).mul_(self.call.scale), rows, cols)
+
+    def scores(self, scaled: Tensor, rows: Part, cols: Part) -> Tensor:
+        """The softmax's input from scaled products, which are written over: capped, biased, −∞ where masked."""
+        call, (nq, nk) = self.call, self.sizes
+        with as_they_are(call.device):
+            i = torch.arange(nq, device=call.device)[rows].view(-1, 1)
+            j = torch.arange(nk, device=call.device)[cols].view(1, -1)
+            b, h = (torch.full((1, 1, 1, 1), n, device=call.device) for n in (self.batch, self.head))
+
+            def cells(rule: Rule) -> Tensor:
+                values: Tensor = rule.bind(nq, nk, call.device, self.lse.dtype)(b, h, i, j)
+                return values.reshape(values.shape[-2:])
+
+            s = scaled
+            if call.softcap is not None:
+                s = s.div_(call.softcap).tanh_().mul_(call.softcap)
+            if call.bias is not None:
+                s = s + cells(call.bias)
+            if call.mask is not None:
+                s = s.masked_fill(~cells(call.mask), -inf)
+            return s
+
+
+class StoredHead:
+    """Weights of one head that the model computed itself, (Nq, Nk)."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights, self.sizes = weights, (weights.shape[0], weights.shape[1])
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (rows, cols), in fp32 or wider."""
+        part = self.weights[rows][:, cols]
+        return part.to(torch.promote_types(part.dtype, torch.float32), copy=True)
+
+    def row(self, i: int) -> Tensor:
+        """The weights of query i, (Nk,)."""
+        return self.tile(slice(i, i + 1), slice(None))[0]
+
+
+class BlockWeights:
+    """Weights of several calls as one matrix: their queries one below the other, 0 for keys that a call does not have.
+
+    parts: of each call of a generation, or of each window.  first: number of each part's first key.
+    """
+
+    def __init__(self, parts: Sequence[HeadWeights], first: Sequence[int]) -> None:
+        self.parts, self.first = parts, first
+        *self.starts, nq = accumulate((part.sizes[0] for part in parts), initial=0)
+        self.sizes = (nq, max(start + part.sizes[1] for start, part in zip(first, parts, strict=True)))
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (rows, cols)."""
+        queries, keys = torch.arange(self.sizes[0])[rows], torch.arange(self.sizes[1])[cols]
+        owner = torch.bucketize(queries, torch.tensor(self.starts), right=True) - 1  # which part a query is of
+        whole = torch.zeros(len(queries), len(keys))
+        for n in sorted(set(owner.tolist())):
+            part, mine = self.parts[n], owner == n
+            there = (keys >= self.first[n]) & (keys < self.first[n] + part.sizes[1])
+            if bool(there.any()):
+                tile = part.tile(queries[mine] - self.starts[n], keys[there] - self.first[n]).cpu()
+                whole = whole.to(torch.promote_types(whole.dtype, tile.dtype))  # fp64 where logits are large
+                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile.to(whole.dtype)
+        return whole
+
+    def row(self, i: int) -> Tensor:
+        """The weights of query i, (Nk,)."""
+        n = bisect_right(self.starts, i) - 1
+        row = self.parts[n].row(i - self.starts[n]).cpu()
+        whole = row.new_zeros(self.sizes[1])
+        whole[self.first[n] : self.first[n] + len(row)] = row
+        return whole
+
+
+HeadWeights: TypeAlias = ComputedHead | StoredHead | BlockWeights
+
+
+def one_head(weights: Weights, head: int, batch: int = 0) -> HeadWeights:
+    """The exact weights of one head of one batch row."""
+    if isinstance(weights, ComputedWeights):
+        return ComputedHead(weights, head, batch)
+    if isinstance(weights, StoredWeights):
+        return StoredHead(weights.weights[batch, head])
+    assert isinstance(weights, AssembledWeights)
+    rows = [batch if moved is None else moved[batch] for moved in weights.rows]
+    parts = [one_head(p, head, min(b, p.sizes[0] - 1)) for p, b in zip(weights.parts, rows, strict=True)]
+    return BlockWeights(parts, weights.first)
+
+
+def head_of(layer: SeenLayer, head: int) -> HeadWeights:
+    """The exact weights of one head of a layer that has them; windows lie along the diagonal."""
+    weights, windows = layer.view.weights, range(layer.windows)
+    assert weights is not None
+    if layer.windows == 1:
+        return one_head(weights, head)
+    return BlockWeights([one_head(weights, head, w) for w in windows], [w * layer.view.sizes[3] for w in windows])
+
+
+def pooled_tile(weights: HeadWeights, rows: Span, cols: Span, size: int) -> Tensor:
+    """(≤ size, ≤ size) cells: the sum of a cell's weights divided by its number of queries, as in `View.map`.
+
+    rows, cols: [first, end), in range.  size: the most cells each way; a cell is one weight where that is enough.
+    """
+    (a, b), (c, d) = rows, cols
+    heights, widths = (torch.tensor(cell_edges(n, size)).diff() for n in (b - a, d - c))
+    cells = torch.zeros(len(heights), len(widths), dtype=torch.float64)
+    cell_of_row, cell_of_column = (torch.arange(len(n)).repeat_interleave(n) for n in (heights, widths))
+    at_once = max(1, TILE_AT_ONCE // max(1, d - c))
+    for i in range(a, b, at_once):
+        tile = weights.tile(slice(i, min(i + at_once, b)), slice(c, d)).cpu()  # (r, d − c)
+        if tile.shape[1] == len(widths):
+            sums = tile.double()
+        elif tile.shape[1] % len(widths) == 0:  # equal cells: quicker
+            sums = tile.view(len(tile), len(widths), -1).sum(-1, dtype=torch.float64)
+        else:
+            sums = torch.zeros(len(tile), len(widths), dtype=torch.float64).index_add_(1, cell_of_column, tile.double())
+        cells.index_add_(0, cell_of_row[i - a : i - a + len(tile)], sums)
+    return (cells / heights[:, None].clamp(min=1)).float()
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +268,7 @@ class HeadNumbers:
     entropy: Tensor | None
     effective: Tensor | None
     share: Tensor | None
-    keys: tuple[tuple[int, int], ...]
+    keys: tuple[Span, ...]
     patterns: dict[str, Tensor]
     shares: dict[str, Tensor]
     beside: dict[str, Tensor]
@@ -111,25 +284,17 @@ class HeadNumbers:
 def head_numbers(view: View, windows: int = 1, queries: Layout | None = None) -> HeadNumbers:
     """The numbers of every head of a view on torch with axes (B, H, …).
 
-    >>> import regard
-    >>> x = torch.zeros(1, 2, 4, 3)
-    >>> found = head_numbers(regard.look(x, x, x))
-    >>> found.entropy, found.share, found.names[1]
-    (tensor([1.3863, 1.3863]), tensor([0.2500, 0.2500]), ('uniform', 'neighbours'))
-
-    Args:
-        view: what to measure.
-        windows: the number of first batch rows that belong together, as Swin cuts an image.
-        queries: their layout, if known. Padding is left out of means and of received mass; not out of patterns, nor
-            where an overview holds only means or the call is large.
+    windows: the number of first batch rows that belong together, as Swin cuts an image.
+    queries: their layout, if known. Padding is left out of means and of received mass; not out of patterns, nor where
+    an overview holds only means or the call is large.
     """
     real = None if queries is None or not (queries.kind == "padding").any() else queries.kind != "padding"  # (W, Nq)
     heads = view.sizes[1]
     little = view.weights is not None and view.sizes[0] * heads * view.sizes[2] * view.sizes[3] <= LITTLE
     measured = any(name.startswith("pattern ") for name in view.held)
-    found = view.head_patterns() if measured or little else Patterns({}, {}, {})
-    patterns, own, beside = ({name: _plain(values[:windows].mean(0)) for name, values in of.items()} for of in found)
-    shares, others = ({name: values[None] for name, values in of.items()} for of in (own, beside))
+    tables = view.head_patterns() if measured or little else Patterns({}, {}, {})
+    patterns, own, beside = ({name: _plain(values[:windows].mean(0)) for name, values in t.items()} for t in tables)
+    shares, others = ({name: values[None] for name, values in t.items()} for t in (own, beside))
     names = label(shares)[0] if shares else [[]] * heads
     rest = label_rest(shares, others)[0] if shares else [None] * heads
     share, keys = _received(view, windows, little, real)
@@ -152,7 +317,7 @@ def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bo
 
 def _received(
     view: View, windows: int, little: bool, real: NDArray[np.bool_] | None
-) -> tuple[Tensor | None, tuple[tuple[int, int], ...]]:
+) -> tuple[Tensor | None, tuple[Span, ...]]:
     _, _, nq, nk = view.sizes
     if 0 in (nq, nk) or not ("received" in view.held or little):
         return None, ()
@@ -164,9 +329,9 @@ def _received(
     bins = received.shape[-1]
     edges = cell_edges(nk, bins)
     best, at = received.transpose(0, 1).flatten(1).max(-1)  # (H,)
-    found = [divmod(place, bins) for place in at.tolist()]
-    shares = _plain(best) / counts[[w for w, _ in found]]
-    return shares, tuple((w * nk + edges[c], w * nk + edges[c + 1] - 1) for w, c in found)
+    places = [divmod(place, bins) for place in at.tolist()]
+    shares = _plain(best) / counts[[w for w, _ in places]]
+    return shares, tuple((w * nk + edges[c], w * nk + edges[c + 1] - 1) for w, c in places)
 
 
 def _plain(values: Tensor) -> Tensor:
@@ -206,13 +371,7 @@ class RankedLink(NamedTuple):
 
 
 def layers_of(session: Session) -> list[Layer]:
-    """The layers of a session, numbered as everywhere in the explorer.
-
-    >>> from regard.session.session import Session
-    >>> from regard.lens.capture import Capture
-    >>> layers_of(Session("nothing", Capture(), ()))
-    []
-    """
+    """The layers of a session, numbered as everywhere in the explorer."""
     layers, length = [], len(session.tokens)
     for index, seen in enumerate(session.layers):
         _, _, nq, nk = seen.view.sizes
@@ -225,11 +384,7 @@ def layers_of(session: Session) -> list[Layer]:
 
 
 def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> Literal["weights", "length"] | None:
-    """Why the links of these layers cannot be ranked: no weights are known ("weights"), or too many ("length").
-
-    >>> obstacle([])
-    'weights'
-    """
+    """Why the links of these layers cannot be ranked: no weights are known ("weights"), or too many ("length")."""
     sizes = [layer.view.sizes for layer in layers if layer.rankable]
     if not sizes:
         return "weights"
@@ -247,14 +402,6 @@ def strongest(
     every: bool = False,
 ) -> list[RankedLink]:
     """The strongest links, each pair of tokens once, in the head where it ranks highest.
-
-    >>> import torch, regard
-    >>> from regard.session.session import Session
-    >>> from regard.lens.capture import Capture
-    >>> x = torch.eye(4)[[0, 1, 2, 0]].view(1, 1, 4, 4) * 3
-    >>> layer = Layer(0, "attn", regard.look(x, x, x), 0)
-    >>> strongest(Session("a", Capture(), ("one", "two", "three", "one")), [layer], count=1)[0][:4]
-    (0, 0, 0, 3)
 
     Args:
         session: for its tokens.
@@ -283,11 +430,6 @@ def strongest(
 def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLink]]:
     """(layer, head) → the strongest link between words in that head, with its score; heads without one are left out.
 
-    >>> from regard.session.session import Session
-    >>> from regard.lens.capture import Capture
-    >>> rank_heads(Session("nothing", Capture(), ()))
-    {}
-
     Of more than 2²⁵ weights, tokens at even distances are searched, as many as that allows; of images none.
     """
     layers = [layer for layer in layers_of(session) if layer.rankable and session.layers[layer.index].sides is None]
@@ -307,63 +449,6 @@ def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLin
                     weight = float(weights[head, i, key])
                     best[layer.index, head] = value, RankedLink(layer.index, head, int(rows[i]), key, weight)
     return best
-
-
-def opening_of(session: Session) -> Opening | None:
-    """Where a page of the session opens: its own `opening`, or else the strongest link; None if nothing is known.
-
-    With images it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
-    patch most beyond the patch's mean.
-    """
-    if session.opening is not None:
-        return session.opening
-    if session.frames:
-        layer = last_that_looks(session)
-        head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
-        return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}
-    if not session.ranked:
-        return None
-    _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
-    start = layers_of(session)[link.layer].start
-    assert start is not None
-    return {"layer": link.layer, "head": link.head, "token": link.query - start, "key": link.key}
-
-
-def last_that_looks(session: Session) -> int | None:
-    """The last layer whose keys are patches, or None."""
-    sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
-    return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
-
-
-def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
-    """The head and the query of an image's layer in which a patch gets most beyond its mean; None without weights.
-
-    Args:
-        layer: with a layout.
-        token: the query; default cls or the last word, or any if there is neither.
-        head: search this head only.
-    """
-    view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
-    if view.weights is None or layer.sides is None or 0 in (nq, nk):
-        return None
-    queries, keys = layer.sides.queries, layer.sides.keys
-    if token is None:
-        asking = next((at for at in (queries.indices("cls"), queries.indices("text")[-1:]) if len(at) == 1), None)
-        token = None if asking is None else int(asking[0, 0]) * nq + int(asking[0, 1])
-    step = 1 + windows * view.sizes[1] * nq * nk // FIRST_LOOK
-    rows = list(range(0, nq, step)) if token is None else [token % nq]
-    weights = view.tile(rows, slice(None))[:windows].float().cpu()  # (W, H, rows, Nk)
-    score = weights - (view.received[:windows].float().cpu() / nq).unsqueeze(2)
-    hidden = torch.from_numpy(keys.kind != "patch")[:, None, None].expand_as(score).clone()
-    if view.kind == "self":
-        hidden |= torch.arange(nk) == torch.tensor(rows)[:, None]
-    if token is not None:
-        hidden |= (torch.arange(windows) != token // nq).view(-1, 1, 1, 1)
-    if head is not None:
-        hidden |= (torch.arange(score.shape[1]) != head).view(1, -1, 1, 1)
-    best = int(score.nan_to_num(-inf).masked_fill(hidden, -inf).argmax())
-    window, found, row, _ = (int(n) for n in torch.unravel_index(torch.tensor(best), score.shape))
-    return found, window * nq + rows[row]
 
 
 def _tiles(layer: Layer, head: int | None, queries: Sequence[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -399,3 +484,60 @@ def _score(
         known, number = words
         out = out | ~known | ~known[rows, None] | (number == number[rows, None])
     return score.nan_to_num(-inf).masked_fill(out, -inf)
+
+
+# ------------------------------------------------------------------------------------------------- where a page opens
+
+
+def opening_of(session: Session) -> Opening | None:
+    """Where a page of the session opens: its own `opening`, or else the strongest link; None if nothing is known.
+
+    With images it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
+    patch most beyond the patch's mean.
+    """
+    if session.opening is not None:
+        return session.opening
+    if session.frames:
+        layer = last_that_looks(session)
+        head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
+        return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}
+    if not session.ranked:
+        return None
+    _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
+    start = layers_of(session)[link.layer].start
+    assert start is not None
+    return {"layer": link.layer, "head": link.head, "token": link.query - start, "key": link.key}
+
+
+def last_that_looks(session: Session) -> int | None:
+    """The last layer whose keys are patches, or None."""
+    sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
+    return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
+
+
+def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
+    """The head and the query of an image's layer in which a patch gets most beyond its mean; None without weights.
+
+    token: the query; default cls or the last word, or any if there is neither.  head: search this head only.
+    """
+    view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
+    if view.weights is None or layer.sides is None or 0 in (nq, nk):
+        return None
+    queries, keys = layer.sides.queries, layer.sides.keys
+    if token is None:
+        asking = next((at for at in (queries.indices("cls"), queries.indices("text")[-1:]) if len(at) == 1), None)
+        token = None if asking is None else int(asking[0, 0]) * nq + int(asking[0, 1])
+    step = 1 + windows * view.sizes[1] * nq * nk // FIRST_LOOK
+    rows = list(range(0, nq, step)) if token is None else [token % nq]
+    weights = view.tile(rows, slice(None))[:windows].float().cpu()  # (W, H, rows, Nk)
+    score = weights - (view.received[:windows].float().cpu() / nq).unsqueeze(2)
+    hidden = torch.from_numpy(keys.kind != "patch")[:, None, None].expand_as(score).clone()
+    if view.kind == "self":
+        hidden |= torch.arange(nk) == torch.tensor(rows)[:, None]
+    if token is not None:
+        hidden |= (torch.arange(windows) != token // nq).view(-1, 1, 1, 1)
+    if head is not None:
+        hidden |= (torch.arange(score.shape[1]) != head).view(1, -1, 1, 1)
+    best = int(score.nan_to_num(-inf).masked_fill(hidden, -inf).argmax())
+    window, best_head, row, _ = (int(n) for n in torch.unravel_index(torch.tensor(best), score.shape))
+    return best_head, window * nq + rows[row]
