@@ -53,6 +53,14 @@ from regard.session.sentences import sentence
 from regard.session.session import Session
 from regard.stages import Lang
 
+FROM = re.compile(
+    r"""^(?P<kind>import|export)\s+\{(?P<names>[\w$\s,]*)\}\s+from\s+["']\./(?P<path>[\w-]+\.js)["'];?[ \t]*$""", re.M
+)
+EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const)\b\s*\*?\s*(?P<name>[\w$]+))", re.M)
+DEFAULT = re.compile(r"^export\s+default\s+", re.M)
+LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bimport\.meta\b", re.M)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # types are imported there; only looked for where LEFT is
+
 PAGE = Path(__file__).parent / "page"
 STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
 SCRIPT = re.compile(r"""<script\b[^>]*\bsrc=["'](?P<path>[^"']+)["'][^>]*>\s*</script>""")
@@ -346,34 +354,6 @@ def _left_out(plan: ExportPlan, lang: Lang) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- bundle
 
-IMPORT = re.compile(
-    r"""^import\s+(?:(?P<what>[^"';]+?)\s+from\s+)?["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE | re.DOTALL
-)
-AGAIN = re.compile(r"""^export\s+(?P<what>\*|\{[^}]*\})\s+from\s+["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE)
-LIST = re.compile(r"^export\s+\{(?P<names>[^}]*)\};?[ \t]*$", re.MULTILINE)
-DECLARED = re.compile(
-    r"^export\s+(?P<default>default\s+)?(?=(?:async\s+function|function|class|const)\b\s*\*?\s*(?P<name>[\w$]+))",
-    re.MULTILINE,
-)
-DEFAULT = re.compile(r"^export\s+default\s+", re.MULTILINE)
-LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bimport\.meta\b", re.MULTILINE)
-COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # types are imported there; only looked for where LEFT is
-WORD = r"[A-Za-z_$][\w$]*"
-
-
-@dataclass(frozen=True)
-class Module:
-    """One JavaScript module.
-
-    text: without its imports and exports.  needs: path → the patterns that name what is imported from it.
-    gives: exported name → name inside.  passes_on: paths of which everything is exported again.
-    """
-
-    text: str
-    needs: dict[str, list[str]]
-    gives: dict[str, str]
-    passes_on: list[str]
-
 
 def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
     """All modules that `entry` needs as one script, and the name in it that holds what `entry` exports.
@@ -392,99 +372,52 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
 
     modules: file name → text, all of one folder.  entry: the module to run, which comes last.
 
-    Raises LookupError for a missing module, ValueError for a cycle or a form of import or export that is not supported.
+    Supports what the page uses: names imported or exported from a neighbour, exported declarations, and
+    `export default` of a value.
+    Raises LookupError for a missing module, ValueError for a cycle or for another form of import or export.
     """
-    order: dict[str, Module] = {}
+    names: dict[str, str] = {}  # file → the constant that holds what it exports
+    lines: list[str] = []
 
     def visit(path: str, above: tuple[str, ...]) -> None:
-        """Put a module into `order` after all that it needs."""
-        if path in order:
+        """Write a module after all that it needs."""
+        if path in names:
             return
         if path in above:
             raise ValueError(f"modules import each other in a cycle: {' → '.join([*above[above.index(path) :], path])}")
         if path not in modules:
             importer = f", which {above[-1]} imports" if above else ""
             raise LookupError(f"there is no module {path!r}{importer}; there are {', '.join(sorted(modules))}")
-        module = _parse(path, modules[path])
-        for needed in [*module.needs, *module.passes_on]:
-            visit(needed, (*above, path))
-        order[path] = module
+        needs = list(FROM.finditer(modules[path]))
+        text = FROM.sub("", modules[path])
+        exports = [match["name"] for match in EXPORT.finditer(text)]
+        text, defaults = DEFAULT.subn("const theDefault = ", EXPORT.sub("", text))
+        exports += ["default: theDefault"] * defaults
+        if unknown := LEFT.search(COMMENT.sub("", text)):
+            raise ValueError(
+                f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}; "
+                "write import { name } from './name.js', or export a declaration"
+            )
+        for match in needs:
+            visit(match["path"], (*above, path))
+        imports = []
+        for match in needs:
+            module, pairs = (
+                names[match["path"]],
+                (re.split(r"\s+as\s+", name.strip()) for name in match["names"].split(",")),
+            )
+            if match["kind"] == "import":
+                imports.append(f"const {{ {', '.join(': '.join(pair) for pair in pairs if pair[0])} }} = {module};")
+            else:
+                exports += [f"{pair[-1]}: {module}.{pair[0]}" for pair in pairs if pair[0]]
+        names[path] = f"module{len(names)}"
+        lines.append(f"const {names[path]} = (() => {{ // {path}")
+        lines.extend([*imports, text, f"return {{ {', '.join(exports)} }};", "})();"])
 
     visit(entry, ())
-    names = {path: f"module{n}" for n, path in enumerate(order)}
-    lines = []
-    for path, module in order.items():
-        needed = [f"const {what} = {names[other]};" for other, whats in module.needs.items() for what in whats]
-        given = [f"...{names[other]}" for other in module.passes_on]
-        given += [outside if outside == inside else f"{outside}: {inside}" for outside, inside in module.gives.items()]
-        lines += [f"const {names[path]} = (() => {{ // {path}", *needed, module.text]
-        lines += [f"return {{ {', '.join(given)} }};", "})();"]
     return "\n".join(lines), names[entry]
 
 
 def scripted(script: str) -> str:
     """A script for a page's <script>, which would end at the first "</script", even in a string."""
     return re.sub(r"<(?=!--)", r"<\\", re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE))
-
-
-def _parse(path: str, text: str) -> Module:
-    needs: dict[str, list[str]] = {}
-    gives: dict[str, str] = {}
-    passes_on: list[str] = []
-
-    def neighbour(asked: str) -> str:
-        if not re.fullmatch(r"\./[\w-]+\.js", asked):
-            raise ValueError(f"{path} imports {asked!r}: only neighbours can be imported, as './name.js'")
-        return asked[2:]
-
-    def pairs(names: str) -> list[tuple[str, str]]:
-        """`a, b as c` → (a, a), (b, c)."""
-        listed = []
-        for name in filter(None, (part.strip() for part in re.sub(r"//[^\n]*", "", names).split(","))):
-            found = re.fullmatch(rf"({WORD})(?:\s+as\s+({WORD}))?", name)
-            if found is None:
-                raise ValueError(f"{path}: cannot read the name {name!r} of an import or export")
-            listed.append((found[1], found[2] or found[1]))
-        return listed
-
-    def imported(found: re.Match[str]) -> str:
-        patterns, what = needs.setdefault(neighbour(found["path"]), []), (found["what"] or "").strip()
-        if whole := re.fullmatch(rf"\*\s+as\s+({WORD})", what):
-            patterns.append(whole[1])
-        elif what:
-            parts = re.fullmatch(rf"(?:(?P<default>{WORD})\s*,?\s*)?(?:\{{(?P<names>[^}}]*)\}})?", what)
-            if parts is None:
-                raise ValueError(f"{path}: a form of import that cannot be bundled: {what!r}")
-            names = [f"default: {parts['default']}"] if parts["default"] else []
-            names += [f"{inside}: {own}" if inside != own else own for inside, own in pairs(parts["names"] or "")]
-            patterns.append(f"{{ {', '.join(names)} }}")
-        return ""
-
-    def again(found: re.Match[str]) -> str:
-        needed = neighbour(found["path"])
-        if found["what"] == "*":
-            passes_on.append(needed)
-            return ""
-        for inside, outside in pairs(found["what"].strip("{}")):
-            own = f"again{len(gives)}"
-            needs.setdefault(needed, []).append(f"{{ {inside}: {own} }}")
-            gives[outside] = own
-        return ""
-
-    def listed(found: re.Match[str]) -> str:
-        gives.update({outside: inside for inside, outside in pairs(found["names"])})
-        return ""
-
-    def declared(found: re.Match[str]) -> str:
-        gives["default" if found["default"] else found["name"]] = found["name"]
-        return ""
-
-    def default(found: re.Match[str]) -> str:
-        gives["default"] = "theDefault"
-        return "const theDefault = "
-
-    for form, change in ((IMPORT, imported), (AGAIN, again), (LIST, listed), (DECLARED, declared), (DEFAULT, default)):
-        text = form.sub(change, text)
-    if unknown := LEFT.search(COMMENT.sub("", text)):
-        raise ValueError(f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}")
-    return Module(text, needs, gives, passes_on)

@@ -28,17 +28,7 @@ MOST_MODELS = 2  # in memory; a session holds its own besides
 
 
 class SessionShelf:
-    """Sessions by id: "1", "2", …, each used once.
-
-    >>> from regard.lens.capture import Capture
-    >>> shelf = SessionShelf(most=1)
-    >>> shelf.add(Session("a", Capture(), ())), shelf.add(Session("b", Capture(), ()))
-    ('1', '2')
-    >>> list(shelf.all())
-    ['2']
-
-    most: how many are kept; the oldest goes first.
-    """
+    """Sessions by id: "1", "2", …, each used once. The oldest go first."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
@@ -81,13 +71,8 @@ class OfferedModel:
 class ModelShelf:
     """Models for new sessions, loaded at first use; those used last stay in memory.
 
-    >>> [model.name for model in ModelShelf(["models/gpt2"], demo=False).offered]
-    ['gpt2']
-
-    Args:
-        where: directories or hub ids; the first is the default.
-        demo: offer the demo package's model too, if it is installed.
-        ignore: as in `regard.load`.
+    where: directories or hub ids; the first is the default.  demo: offer the demo package's model too, if it is
+    installed.  ignore: as in `regard.load`.
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
@@ -106,7 +91,7 @@ class ModelShelf:
     def find(self, name: str | None) -> OfferedModel:
         """The model of an id, or the default. Raises LookupError if there is none."""
         if name is None and not self.offered:
-            return OfferedModel("demo", "", str(default_model()))  # which says how to install it
+            default_model()  # raises with how to install it
         for offered in self.offered:
             if name is None or offered.id == name:
                 return offered
@@ -116,12 +101,7 @@ class ModelShelf:
         )
 
     def sees(self, offered: OfferedModel) -> bool | None:
-        """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it.
-
-        >>> shelf = ModelShelf(["nowhere/at/all"], demo=False)
-        >>> shelf.sees(shelf.offered[0]) is None
-        True
-        """
+        """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it."""
         if offered.id not in self._seeing:
             found = takes_images(offered.where)
             if found is None:  # not kept: it may be downloaded meanwhile
@@ -221,20 +201,11 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     def start(self, text: str, model: str | None = None, truncate: bool = False) -> str:
-        """Start reading a text.
+        """Start reading a text, and return the job's id.
 
-        Args:
-            text: the input.
-            model: by its id; default the first.
-            truncate: cut a text that is longer than the model takes.
+        model: by its id; default the first.  truncate: cut a text that is longer than the model takes.
 
-        Returns:
-            The job's id.
-
-        Raises:
-            ValueError: for an empty text.
-            LookupError: if there is no such model.
-            BusyError: if 8 jobs wait.
+        Raises ValueError for an empty text, LookupError if there is no such model, BusyError if 8 jobs wait.
         """
         if not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")

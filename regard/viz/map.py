@@ -22,13 +22,10 @@ from regard.viz.sheet import (
     Pair,
     Sheet,
     Ticks,
-    canvas,
     cell_signs,
     clip,
     drawable,
-    hatch,
     measure,
-    open_page,
     panel_inches,
     read_numbers,
     read_tokens,
@@ -37,7 +34,7 @@ from regard.viz.sheet import (
     sign_size,
     ticks_of,
 )
-from regard.viz.text_heat import readable
+from regard.viz.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,134 +42,11 @@ if TYPE_CHECKING:
 
 BARS = 640  # of a strip at most: two dots each
 WORDS = 96  # positions that are named by their tokens at most
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One side of the map: where its cells begin and end, in positions, and the positions' names."""
-
-    edges: Array  # (R + 1,)
-    known: bool  # edges are positions, not cells
-    names: Labels
-
-    @cached_property
-    def first(self) -> int:
-        """The first position."""
-        return int(self.edges[0])
-
-    @cached_property
-    def count(self) -> int:
-        """How many positions."""
-        return int(self.edges[-1]) - self.first
-
-    @cached_property
-    def cells(self) -> int:
-        """How many cells."""
-        return len(self.edges) - 1
-
-    @property
-    def single(self) -> bool:
-        """Is each cell one position?"""
-        return self.known and self.count == self.cells
-
-    def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
-        """The names along the side: tokens, or round positions."""
-        if self.names is not None:
-            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
-        return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
-
-
-def read_sides(
-    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
-) -> tuple[Side, Side]:
-    """The side of the queries and the side of the keys, of (R, C) cells.
-
-    Raises TypeError or ValueError for positions and tokens that do not fit the cells, or cells that cannot be exact.
-    """
-    edges = [_edges(*given) for given in (("rows", rows, shape[0]), ("columns", columns, shape[1]))]
-    known = [exact or given is not None for given in (rows, columns)]
-    if exact and any(end[-1] - end[0] >= len(end) for end in edges):
-        spans = " × ".join(f"{end[-1] - end[0]:g}" for end in edges)
-        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
-    same = np.array_equal(edges[0], edges[1])
-    named = (
-        ("tokens", tokens, "queries"),
-        ("key_tokens", tokens if same and key_tokens is None else key_tokens, "keys"),
-    )
-    down, across = (
-        Side(end, sure, _names(name, given, end, what))
-        for end, sure, (name, given, what) in zip(edges, known, named, strict=True)
-    )
-    return down, across
-
-
-def _edges(name: str, given: Any, cells: int) -> Array:
-    """Where `cells` cells begin and end: (cells + 1,) rising positions."""
-    if given is None or isinstance(given, int | np.integer):
-        given = range(cells if given is None else int(given))
-    if isinstance(given, range):
-        if given.step != 1 or given.start < 0 or len(given) < cells:
-            raise ValueError(
-                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {given}"
-            )
-        return given.start + np.array(cell_edges(len(given), cells), dtype=float)
-    edges = numbers(name, given).cpu().double().numpy()
-    if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
-        raise ValueError(
-            f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
-            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
-        )
-    return np.asarray(edges)
-
-
-def _names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
-    if tokens is None:
-        return None
-    count = int(edges[-1] - edges[0])
-    pieces = readable(read_tokens(name, tokens, count, what))
-    return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
-
-
-@dataclass(frozen=True, eq=False)
-class Strip:
-    """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
-
-    name: str
-    values: Array  # (K,)
-    edges: Array  # (K + 1,)
-    each: int  # how many values a bar stands for
-
-
-def read_strip(name: str, values: Any, side: Side) -> Strip | None:
-    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy.
-
-    Raises TypeError or ValueError for values of a wrong kind or size, and for negative ones.
-    """
-    if values is None:
-        return None
-    values = read_numbers(name, values, "(positions,)")
-    if len(values) not in (side.cells, side.count):
-        raise ValueError(
-            f"{name} has {len(values)} entries, but there are {side.count} positions in {side.cells} cells"
-        )
-    if (values < -1e-3).any():
-        raise ValueError(f"{name} must not be negative, got {np.nanmin(values):.3g}")
-    values = np.maximum(values, 0.0)  # an entropy of 0 may have been rounded to just below
-    edges = side.edges if len(values) == side.cells else side.first + np.arange(side.count + 1.0)
-    each = -(-len(values) // BARS)
-    starts = np.arange(0, len(values), each)
-    if name == "received":  # a lone key that many look at must not vanish
-        bars = np.maximum.reduceat(values, starts)
-    else:
-        bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
-    return Strip(name, bars, np.append(edges[starts], edges[-1]), each)
-
+STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
+MOST = 1024  # cells of a side: each has a dot of its own
 
 Colouring = Literal["linear", "log", "rank"]
 """How weights become colours: by their size, by its logarithm, or by their rank among the cells."""
-
-STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
-MOST = 1024  # cells of a side: each has a dot of its own
 
 
 def map_with_marginals(
@@ -226,17 +100,130 @@ def map_with_marginals(
         raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {cells.shape}; pool them, as View.map does")
     if (cells < 0).any():
         raise ValueError(f"cells must not be negative, got {np.nanmin(cells):.3g}; they are attention weights")
-    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    down, across = _read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
     if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
-    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
+    strips = _read_strip("received", received, across), _read_strip("entropy", entropy, down)
     theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
     name = "weight" if down.single and across.single else "weight per cell"
     painted, keys = _painted(cells, scale, hidden, name, theme)
     keys += _notes(down, across, hidden, strips)
     size = panel_inches((down.count, across.count), 1, 1, 6.4)
     return _Drawing(cells, painted, down, across, size, hidden, theme).compose(title, keys, *strips)
+
+
+# -------------------------------------------------------------------------------------------------- sides and strips
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of the map: where its cells begin and end, in positions, and the positions' names."""
+
+    edges: Array  # (R + 1,)
+    known: bool  # edges are positions, not cells
+    names: Labels
+
+    @cached_property
+    def first(self) -> int:
+        return int(self.edges[0])
+
+    @cached_property
+    def count(self) -> int:
+        return int(self.edges[-1]) - self.first
+
+    @cached_property
+    def cells(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def single(self) -> bool:
+        return self.known and self.count == self.cells
+
+    def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
+        if self.names is not None:
+            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
+        return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
+
+
+def _read_sides(
+    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
+) -> tuple[_Side, _Side]:
+    """The side of the queries and the side of the keys, of (R, C) cells."""
+    edges = [_edges(*given) for given in (("rows", rows, shape[0]), ("columns", columns, shape[1]))]
+    known = [exact or given is not None for given in (rows, columns)]
+    if exact and any(end[-1] - end[0] >= len(end) for end in edges):
+        spans = " × ".join(f"{end[-1] - end[0]:g}" for end in edges)
+        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
+    same = np.array_equal(edges[0], edges[1])
+    named = (
+        ("tokens", tokens, "queries"),
+        ("key_tokens", tokens if same and key_tokens is None else key_tokens, "keys"),
+    )
+    down, across = (
+        _Side(end, sure, _names(name, given, end, what))
+        for end, sure, (name, given, what) in zip(edges, known, named, strict=True)
+    )
+    return down, across
+
+
+def _edges(name: str, given: Any, cells: int) -> Array:
+    """Where `cells` cells begin and end: (cells + 1,) rising positions."""
+    if given is None or isinstance(given, int | np.integer):
+        given = range(cells if given is None else int(given))
+    if isinstance(given, range):
+        if given.step != 1 or given.start < 0 or len(given) < cells:
+            raise ValueError(
+                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {given}"
+            )
+        return given.start + np.array(cell_edges(len(given), cells), dtype=float)
+    edges = numbers(name, given).cpu().double().numpy()
+    if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
+        raise ValueError(
+            f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
+            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
+        )
+    return np.asarray(edges)
+
+
+def _names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
+    if tokens is None:
+        return None
+    count = int(edges[-1] - edges[0])
+    pieces = readable(read_tokens(name, tokens, count, what))
+    return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Strip:
+    """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
+
+    name: str
+    values: Array  # (K,)
+    edges: Array  # (K + 1,)
+    each: int  # how many values a bar stands for
+
+
+def _read_strip(name: str, values: Any, side: _Side) -> _Strip | None:
+    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy."""
+    if values is None:
+        return None
+    values = read_numbers(name, values, "(positions,)")
+    if len(values) not in (side.cells, side.count):
+        raise ValueError(
+            f"{name} has {len(values)} entries, but there are {side.count} positions in {side.cells} cells"
+        )
+    if (values < -1e-3).any():
+        raise ValueError(f"{name} must not be negative, got {np.nanmin(values):.3g}")
+    values = np.maximum(values, 0.0)  # an entropy of 0 may have been rounded to just below
+    edges = side.edges if len(values) == side.cells else side.first + np.arange(side.count + 1.0)
+    each = -(-len(values) // BARS)
+    starts = np.arange(0, len(values), each)
+    if name == "received":  # a lone key that many look at must not vanish
+        bars = np.maximum.reduceat(values, starts)
+    else:
+        bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
+    return _Strip(name, bars, np.append(edges[starts], edges[-1]), each)
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
@@ -267,7 +254,7 @@ def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> t
     return painted, [(f"{name},", how, lowest, *first[2:]), *others]
 
 
-def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ...]) -> list[Key]:
+def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...]) -> list[Key]:
     """Legend entries: exact or pooled, what is hatched, what a bar stands for."""
     if down.single and across.single:
         keys: list[Key] = [("exact: a cell is one weight",)]
@@ -286,7 +273,7 @@ def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ..
     return keys
 
 
-def _tokens_per_cell(side: Side) -> str:
+def _tokens_per_cell(side: _Side) -> str:
     fewest, most = np.diff(side.edges).min(), np.diff(side.edges).max()
     return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
 
@@ -300,13 +287,13 @@ class _Drawing:
 
     cells: Array  # (R, C)
     painted: Array  # (R, C, 3)
-    down: Side
-    across: Side
+    down: _Side
+    across: _Side
     inches: Pair  # (height, width) of the map
     hidden: int  # columns that are hatched
     theme: Theme
 
-    def compose(self, title: str | None, keys: list[Key], received: Strip | None, entropy: Strip | None) -> Figure:
+    def compose(self, title: str | None, keys: list[Key], received: _Strip | None, entropy: _Strip | None) -> Figure:
         (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
         side = self.down.ticks(high, side_by_side=False)
         top = self.across.ticks(wide, side_by_side=True)
@@ -315,26 +302,26 @@ class _Drawing:
         right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
         depth = max(0.38, top.depth)  # at least the two captions in the corner
         below = 0.3 if entropy and not received else 0.0
-        page = open_page((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
-        sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1 + above
+        sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
+        x, y = MARGIN + left, sheet.top + depth + 0.1 + above
         self._map(sheet, x, y)
         if received:
             self._bars(sheet, received, x, y - above, (STRIP, wide))
-            _write(sheet, x - 0.08, y - above + 0.26, said[0], ha="right")
+            sheet.captions(x - 0.08, y - above + 0.26, said[0])
         if entropy:
             self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
             # Below, where leaning labels of the keys may pass above.
-            _write(sheet, x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
+            sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
         if self.hidden:
             share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
-            hatch(sheet, x, y - above, (high + above, wide * float(share)))
+            sheet.hatch(x, y - above, (high + above, wide * float(share)))
         sheet.labels(x, y, side, side_by_side=False)
         sheet.labels(x, y - above, top, side_by_side=True)
-        _write(sheet, x - 0.08, y - above - 0.31, (AT, FROM), ha="right")
-        return page.finish()
+        sheet.captions(x - 0.08, y - above - 0.31, (AT, FROM))
+        return sheet.finish()
 
     def _map(self, sheet: Sheet, x: float, y: float) -> None:
-        axes = canvas(sheet, x, y, self.inches)
+        axes = sheet.canvas(x, y, self.inches)
         rows, cols = self.cells.shape
         gap = min(1.2, 2.9 * min(self.inches[0] / rows, self.inches[1] / cols))  # points: 4% of a cell
         if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
@@ -345,10 +332,7 @@ class _Drawing:
             axes.pcolorfast(self.across.edges, self.down.edges, self.painted)
         axes.set(xlim=self.across.edges[[0, -1]], ylim=self.down.edges[[-1, 0]])
         _frame(axes, self.theme)
-        self._numbers(sheet, axes)
-
-    def _numbers(self, sheet: Sheet, axes: Axes) -> None:
-        """The weights in the cells, where they are exact and few."""
+        # The weights in the cells, where they are exact and few.
         single = self.down.single and self.across.single
         signs = cell_signs(self.cells, Scale("", (), 0.0, 1.0, hidden=0.0), self.inches, None) if single else None
         if signs is None:
@@ -360,8 +344,8 @@ class _Drawing:
                 place = (self.across.first + c + 0.5, self.down.first + r + 0.5)
                 axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
 
-    def _bars(self, sheet: Sheet, strip: Strip, x: float, y: float, inches: Pair) -> None:
-        axes = canvas(sheet, x, y, inches)
+    def _bars(self, sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -> None:
+        axes = sheet.canvas(x, y, inches)
         beside = strip.name == "entropy"
         most = _most(strip, self.hidden, self.across) or 1.0
         bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
@@ -377,7 +361,7 @@ class _Drawing:
         _frame(axes, self.theme)
 
 
-def _most(strip: Strip, hidden: int, across: Side) -> float:
+def _most(strip: _Strip, hidden: int, across: _Side) -> float:
     """The largest value that counts for a strip's height."""
     counted = strip.values
     if strip.name == "received" and hidden:
@@ -385,7 +369,7 @@ def _most(strip: Strip, hidden: int, across: Side) -> float:
     return float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
 
 
-def _said(strip: Strip | None, hidden: int, across: Side) -> tuple[str, str]:
+def _said(strip: _Strip | None, hidden: int, across: _Side) -> tuple[str, str]:
     """The words beside a strip: its name and its range."""
     if strip is None:
         return "", ""
@@ -393,11 +377,6 @@ def _said(strip: Strip | None, hidden: int, across: Side) -> tuple[str, str]:
         return strip.name, "not finite"
     unit = " nats" if strip.name == "entropy" else ""
     return strip.name, f"0 to {_most(strip, hidden, across):.3g}{unit}"
-
-
-def _write(sheet: Sheet, x: float, y: float, lines: tuple[str, str], ha: Any) -> None:
-    for n, line in enumerate(lines):
-        sheet.write(x, y + 0.16 * n, line, CAPTION, muted=True).set(ha=ha)
 
 
 def _frame(axes: Axes, theme: Theme) -> None:

@@ -1,4 +1,7 @@
-"""One row of weights as colours behind the words, as figure and HTML."""
+"""Figures over words: one row of weights as colours behind the text, and links as curves between words.
+
+Axis letters: N tokens, M links among Nq queries and Nk keys.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING, Any
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
 
+from regard.masks.rules import numbers
 from regard.viz import colors
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, readable_on
 from regard.viz.sheet import (
     CAPTION,
     MARGIN,
+    Pair,
     Sheet,
-    canvas,
     clip,
     drawable,
-    hatch,
-    index_of,
     measure,
-    open_page,
     read_tokens,
     read_weights,
     register_fonts,
@@ -30,6 +33,22 @@ from regard.viz.sheet import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+WORD, NUMBER = 10.0, 6.5  # points
+LINE, BOX, PAD, SPACE = 0.32, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
+MOST_TOKENS, MOST_LINES, WIDEST = 2000, 54, 18.5  # of a page: tokens, lines, and a line's inches
+REACH = 12  # tokens of a window on each side of its strongest word
+
+MOST_LINKED = 100  # words of a column or a line that links are drawn among
+LINKED_WORD = 9.5  # points
+BETWEEN = 2.8  # inches between the columns
+GAP = "⋮"
+
+LinksKind = Literal["columns", "arcs"]
+"""Queries left and keys right, or arcs over one line of words."""
+
+
+# --------------------------------------------------------------------------------------------------------------- tokens
 
 
 @dataclass(frozen=True)
@@ -42,13 +61,9 @@ class TextPiece:
 
 
 def readable(tokens: Sequence[str]) -> list[TextPiece]:
-    r"""Tokens as people read them, one piece for each.
+    """Tokens as people read them, one piece for each.
 
-    >>> [piece.text for piece in readable(["Ġê³łìĸĳìĿ´", "Ċ", "Ġìĸ"])]
-    ['고양이', '↵', '\\xec\\x96']
-
-    tokens: the strings of a tokenizer. What is not a whole letter stays as its bytes, a line end is ↵, a tab ⇥, and
-    a token of nothing but spaces ␣.
+    What is not a whole letter stays as its bytes, a line end is ↵, a tab ⇥, and a token of nothing but spaces ␣.
     """
     marks = {name: sum(map(marked, tokens)) for name, (marked, _) in _STYLES.items()}
     style = max(marks, key=lambda name: marks[name]) if any(marks.values()) else "words"
@@ -63,11 +78,7 @@ def readable(tokens: Sequence[str]) -> list[TextPiece]:
 
 
 def visible(text: str) -> str:
-    r"""A text with signs for what would not be seen: ↵ for a line's end, ⇥ for a tab, ␣ for nothing but spaces.
-
-    >>> visible("\n"), visible(""), visible("a\tb"), visible(" a")
-    ('↵', '␣', 'a⇥b', ' a')
-    """
+    """A text with signs for what would not be seen: ↵ for a line's end, ⇥ for a tab, ␣ for nothing but spaces."""
     if not text.strip(" "):
         return "␣" * max(1, len(text))
     return text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥") or "↵"
@@ -97,10 +108,8 @@ _STYLES: dict[str, tuple[Callable[[str], bool], Callable[[str], str]]] = {  # is
     "spaces": (lambda token: token.startswith(" "), lambda token: token),
 }
 
-WORD, NUMBER = 10.0, 6.5  # points
-LINE, BOX, PAD, SPACE = 0.32, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
-MOST_TOKENS, MOST_LINES, WIDEST = 2000, 54, 18.5  # of a page: tokens, lines, and a line's inches
-REACH = 12  # tokens of a window on each side of its strongest word
+
+# ------------------------------------------------------------------------------------------------------- heat of a text
 
 
 def text_heat(
@@ -148,9 +157,9 @@ def text_heat(
     scale = Scale("weight", (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
     layout = _fitted(row, columns, strongest)
     keys = [scale.key(), *_notes(row, layout)]
-    page = open_page((layout.height, layout.left + layout.width), title, keys, theme)
-    _draw(page.sheet, layout, row, scale, MARGIN + layout.left, page.top)
-    return page.finish()
+    sheet = Sheet((layout.height, layout.left + layout.width), title, keys, theme)
+    _draw_text(sheet, layout, row, scale)
+    return sheet.finish()
 
 
 def text_heat_html(
@@ -175,9 +184,6 @@ def text_heat_html(
     foot = [colors.ramp("weight", "weight", "0", f"{row.high:.3g}")]
     foot += [escape(str(part)) for key in _notes(row, None) for part in key]
     return colors.frame(body, foot, title, f"attention weights of {len(row.weights)} tokens")
-
-
-# --------------------------------------------------------------------------------------------------- reading what comes
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +226,11 @@ def _read(tokens: Any, weights: Any, query: Any, sink: bool) -> _TextRow:
     if query is None or isinstance(query, str):
         word = "" if query is None else readable([query])[0].text
         return _TextRow(pieces, weights, None, word, sink)
-    query = index_of("query", query, len(weights), "tokens")
+    if isinstance(query, bool) or not isinstance(query, int | np.integer):
+        raise TypeError(f"query must be an integer, got {type(query).__name__}: {query!r}")
+    if not 0 <= query < len(weights):
+        raise ValueError(f"query must be in 0…{len(weights) - 1}, as there are {len(weights)} tokens; got {query}")
+    query = int(query)
     return _TextRow(pieces, weights, query, pieces[query].text, sink)
 
 
@@ -257,9 +267,6 @@ def _notes(row: _TextRow, layout: _TextLayout | None) -> list[Key]:
     if layout is not None and len(layout.words) < len(row.weights):
         keys.append((f"{len(layout.words):,} of {len(row.weights):,} tokens, around the strongest",))
     return keys
-
-
-# -------------------------------------------------------------------------------------------------------------- placing
 
 
 @dataclass(frozen=True)
@@ -351,18 +358,16 @@ def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
     raise AssertionError("one window of short words fits any page")
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
-def _draw(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale, x: float, y: float) -> None:
+def _draw_text(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Rectangle
 
+    x, y = MARGIN + layout.left, sheet.top
     down = LINE - BOX  # from a line's top to its boxes; the numbers stand above
     for word in layout.words:
         if word.index == 0 and not row.sink:
-            hatch(sheet, x + word.x, y + word.line * LINE + down, (BOX, word.width))
-    axes = canvas(sheet, x, y, (layout.height, layout.width))
+            sheet.hatch(x + word.x, y + word.line * LINE + down, (BOX, word.width))
+    axes = sheet.canvas(x, y, (layout.height, layout.width))
     colours = scale.paint(row.weights, sheet.theme)  # (N, 3)
     boxes = [(word.x + 0.006, word.line * LINE + down, word.width - 0.012, BOX) for word in layout.words]
     shown = [
@@ -397,3 +402,212 @@ def _span(row: _TextRow, n: int) -> str:
         style += f";outline:2px solid {colors.INK}"
     text = f'<span title="token {n}: {weight:.3g}" style="{style}">{escape(piece.text)}</span>'
     return f"{' ' * piece.space}{text}{'<br>' * piece.ends}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- links
+
+
+def links(
+    tokens: Sequence[str],
+    sources: Any,
+    targets: Any,
+    weights: Any,
+    *,
+    key_tokens: Sequence[str] | None = None,
+    kind: LinksKind = "columns",
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Links between words: from each source, which looks, to its target, which is looked at.
+
+    >>> figure = links(["나는", "고양이를", "보았다"], [2, 0], [1, 1], [0.7, 0.4], kind="arcs")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['나는', '고양이를', '보았다']
+
+    Every given link is drawn. Of more than 100 words only those with links are written, with their positions, and ⋮ for
+    what lies between.
+
+    Args:
+        tokens: Nq strings, the queries'; the keys' too unless key_tokens are given.
+        sources: (M,) index of the query of each link.
+        targets: (M,) index of its key.
+        weights: (M,) finite, at least 0.
+        key_tokens: Nk strings, if the keys are other words; for columns only.
+        kind: "columns", queries left and keys right; or "arcs" over one line, above it those that look back or at
+            themselves, below it those that look ahead.
+        title: above the figure.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for wrong sizes or values, no links, or links among more than 100 words.
+    """
+    register_fonts()
+    if kind not in get_args(LinksKind):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(LinksKind)))}; got {kind!r}")
+    if kind == "arcs" and key_tokens is not None:
+        raise ValueError('kind="arcs" is drawn over one line of words, but key_tokens are others; use kind="columns"')
+    queries = read_tokens("tokens", tokens)
+    keys = queries if key_tokens is None else read_tokens("key_tokens", key_tokens)
+    weights = read_weights("weights", weights, "(links,)")
+    sources = _read_indices("sources", sources, len(queries), "tokens")
+    targets = _read_indices("targets", targets, len(keys), "tokens" if key_tokens is None else "key_tokens")
+    if not len(sources) == len(targets) == len(weights):
+        counts = f"{len(sources)} sources, {len(targets)} targets and {len(weights)} weights"
+        raise ValueError(f"every link has one source, one target and one weight; got {counts}")
+    theme = DARK if dark else LIGHT
+    drawing = _columns(queries, keys, sources, targets) if kind == "columns" else _arcs(queries, sources, targets)
+    scale = Scale("weight", theme.weight[2:], 0.0, float(weights.max()), hidden=nan)
+    count = f"{len(weights):,} link{'s' * (len(weights) > 1)}"
+    entries: list[Key] = [scale.key(), (count,), *((note,) for note in drawing.notes)]
+    sheet = Sheet(drawing.inches, title, entries, theme)
+    _draw_links(sheet, drawing, weights, scale)
+    return sheet.finish()
+
+
+def _read_indices(name: str, value: object, count: int, what: str) -> Array:
+    """Indices (M,) among `count` tokens."""
+    indices = numbers(name, value)
+    if indices.ndim != 1 or indices.numel() == 0:
+        raise ValueError(f"{name} must be (links,), not empty; got {tuple(indices.shape)}")
+    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {indices.dtype}")
+    bad = [int(index) for index in indices if not 0 <= int(index) < count]
+    if bad:
+        hint = "; −1 marks what View.top did not find: leave those links out" if -1 in bad else ""
+        raise ValueError(f"{name} must be in 0…{count - 1}, as there are {count} {what}; got {bad[0]}{hint}")
+    return np.asarray(indices.cpu().numpy())
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A word of a column or a line; without index, what is left out."""
+
+    index: int | None
+    text: str
+    linked: bool
+
+
+def _entries(tokens: tuple[str, ...], linked: Array) -> list[_Entry]:
+    """All words, or of too many only those with links."""
+    pieces, touched = readable(tokens), {int(index) for index in linked}
+    texts = [clip(drawable(piece.text), 24) for piece in pieces]
+    if len(tokens) <= MOST_LINKED:
+        return [_Entry(n, text, n in touched) for n, text in enumerate(texts)]
+    entries: list[_Entry] = []
+    expected = 0
+    for n in sorted(touched):
+        entries += [_Entry(None, GAP, False)] if n > expected else []
+        entries.append(_Entry(n, f"{texts[n]} {n}", True))
+        expected = n + 1
+    entries += [_Entry(None, GAP, False)] if expected < len(tokens) else []
+    if len(entries) > MOST_LINKED:
+        raise ValueError(
+            f"links are drawn among at most {MOST_LINKED} words, but these {len(linked)} touch {len(touched)} of "
+            f"{len(tokens)}; give fewer, such as those of one query or the heaviest"
+        )
+    return entries
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A word in its place, in inches from the drawing's upper left corner."""
+
+    text: str
+    x: float
+    y: float
+    ha: str
+    linked: bool
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class _LinkDrawing:
+    """A drawing: its words and its curves, each from its source to its target, by four points of a Bézier curve."""
+
+    inches: Pair
+    words: list[_Label]
+    curves: list[list[Pair]]  # M of 4
+    heads: list[tuple[str, float]]  # captions over the columns: text, where it ends or begins
+    notes: list[str]
+
+
+def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+    sides = [_entries(queries, sources), _entries(keys, targets)]
+    most = max(map(len, sides))
+    pitch, top = min(0.26, 17.0 / most), 0.3
+    widths = [max(measure(entry.text, LINKED_WORD) for entry in side) + 0.14 for side in sides]
+    left, right = max(widths[0], 0.75), max(widths[0], 0.75) + BETWEEN
+    words, places = [], []
+    for side, x, ha in zip(sides, (left - 0.1, right + 0.1), ("right", "left"), strict=True):
+        start = top + (most - len(side)) * pitch / 2 if len(side) < most else top
+        heights = [start + (n + 0.5) * pitch for n in range(len(side))]
+        words += [_Label(e.text, x, y, ha, e.linked) for e, y in zip(side, heights, strict=True)]
+        places.append({e.index: y for e, y in zip(side, heights, strict=True)})
+    curves = []
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        a, b = places[0][source], places[1][target]
+        curves.append([(left, a), (left + 0.45 * BETWEEN, a), (right - 0.45 * BETWEEN, b), (right, b)])
+    heads = [("looks from", left - 0.1), ("looks at", right + 0.1)]
+    return _LinkDrawing((top + most * pitch, right + max(widths[1], 0.75)), words, curves, heads, [])
+
+
+def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+    entries = _entries(tokens, np.concatenate([sources, targets]))
+    widths = [measure(entry.text, LINKED_WORD) for entry in entries]
+    turned = sum(widths) + 0.16 * len(widths) > 15.0
+    steps = [0.18] * len(widths) if turned else [width + 0.16 for width in widths]
+    ends = np.cumsum(steps)
+    middles = (ends - np.array(steps) / 2).tolist()
+    at = {entry.index: x for entry, x in zip(entries, middles, strict=True)}
+    pairs = [(at[s], at[t]) for s, t in zip(sources.tolist(), targets.tolist(), strict=True)]
+    farthest = max(abs(a - b) for a, b in pairs)
+    tall = min(2.6, 0.5 * farthest)
+    rises = [0.32 + (tall - 0.32) * abs(a - b) / farthest if tall > 0.32 else 0.32 for a, b in pairs]
+    above = max((rise for rise, (a, b) in zip(rises, pairs, strict=True) if b <= a), default=0.0)
+    below = max((rise for rise, (a, b) in zip(rises, pairs, strict=True) if b > a), default=0.0)
+    band = max(widths) + 0.12 if turned else 0.26
+    words = [
+        _Label(entry.text, x, above + band / 2, "center", entry.linked, turned)
+        for entry, x in zip(entries, middles, strict=True)
+    ]
+    curves = []
+    for (a, b), rise in zip(pairs, rises, strict=True):
+        base, height = (
+            above if b <= a else above + band,
+            rise * 4 / 3,
+        )  # a Bézier curve rises to ¾ of its points
+        if a == b:
+            curves.append([(a + 0.06, base), (a + 0.22, base - height), (a - 0.22, base - height), (a - 0.06, base)])
+        else:
+            y = base - height if b < a else base + height
+            curves.append([(a, base), (a, y), (b, y), (b, base)])
+    notes = (["above: looks back, or at itself"] if above else []) + (["below: looks ahead"] if below else [])
+    return _LinkDrawing(
+        (above + band + below, float(ends[-1])), words, curves, [], [*notes, "a dot: what is looked at"]
+    )
+
+
+def _draw_links(sheet: Sheet, drawing: _LinkDrawing, weights: Array, scale: Scale) -> None:
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path
+
+    theme, axes = sheet.theme, sheet.canvas(MARGIN, sheet.top, drawing.inches)
+    order = np.argsort(weights, kind="stable").tolist()  # the heaviest on top
+    share = weights / (scale.high or 1.0)
+    colours = scale.paint(weights, theme)  # (M, 3)
+    step = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    paths = [Path(drawing.curves[n], step) for n in order]
+    looks: dict[str, Any] = {"linewidths": [0.6 + 3.2 * share[n] for n in order], "edgecolors": colours[order]}
+    axes.add_collection(
+        PathCollection(paths, facecolors="none", capstyle="round", clip_on=False, **looks), autolim=False
+    )
+    ends = np.array([drawing.curves[n][-1] for n in order])
+    looks = {"s": [6 + 20 * share[n] for n in order], "c": colours[order], "linewidths": 0, "marker": "o"}
+    axes.scatter(*ends.T, clip_on=False, zorder=3, **looks)
+    for word in drawing.words:
+        letters = sheet.letters(LINKED_WORD, theme.ink if word.linked else theme.muted)
+        text = axes.text(word.x, word.y, word.text, ha=word.ha, va="center", **letters)
+        text.set_rotation(90 if word.turned else 0)
+    for n, (head, x) in enumerate(drawing.heads):
+        sheet.write(MARGIN + x, sheet.top + 0.14, head, CAPTION, muted=True).set(ha=("right", "left")[n])
