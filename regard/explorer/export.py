@@ -402,14 +402,12 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
             visit(match["path"], (*above, path))
         imports = []
         for match in needs:
-            module, pairs = (
-                names[match["path"]],
-                (re.split(r"\s+as\s+", name.strip()) for name in match["names"].split(",")),
-            )
+            module, listed = names[match["path"]], filter(None, map(str.strip, match["names"].split(",")))
+            pairs = [re.split(r"\s+as\s+", name) for name in listed]
             if match["kind"] == "import":
-                imports.append(f"const {{ {', '.join(': '.join(pair) for pair in pairs if pair[0])} }} = {module};")
+                imports.append(f"const {{ {', '.join(': '.join(pair) for pair in pairs)} }} = {module};")
             else:
-                exports += [f"{pair[-1]}: {module}.{pair[0]}" for pair in pairs if pair[0]]
+                exports += [f"{pair[-1]}: {module}.{pair[0]}" for pair in pairs]
         names[path] = f"module{len(names)}"
         lines.append(f"const {names[path]} = (() => {{ // {path}")
         lines.extend([*imports, text, f"return {{ {', '.join(exports)} }};", "})();"])

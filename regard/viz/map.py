@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -104,8 +103,8 @@ def map_with_marginals(
     if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
-    strips = _read_strip("received", received, across), _read_strip("entropy", entropy, down)
     theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
+    strips = _read_strip("received", received, across, hidden), _read_strip("entropy", entropy, down)
     name = "weight" if down.single and across.single else "weight per cell"
     painted, keys = _painted(cells, scale, hidden, name, theme)
     keys += _notes(down, across, hidden, strips)
@@ -124,21 +123,29 @@ class _Side:
     known: bool  # edges are positions, not cells
     names: Labels
 
-    @cached_property
+    @property
     def first(self) -> int:
         return int(self.edges[0])
 
-    @cached_property
+    @property
     def count(self) -> int:
+        """Positions."""
         return int(self.edges[-1]) - self.first
 
-    @cached_property
+    @property
     def cells(self) -> int:
         return len(self.edges) - 1
 
     @property
     def single(self) -> bool:
+        """Whether each cell is one position."""
         return self.known and self.count == self.cells
+
+    @property
+    def per_cell(self) -> str:
+        """Positions of a cell."""
+        fewest, most = np.diff(self.edges).min(), np.diff(self.edges).max()
+        return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
 
     def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
         if self.names is not None:
@@ -150,48 +157,43 @@ def _read_sides(
     shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
 ) -> tuple[_Side, _Side]:
     """The side of the queries and the side of the keys, of (R, C) cells."""
-    edges = [_edges(*given) for given in (("rows", rows, shape[0]), ("columns", columns, shape[1]))]
-    known = [exact or given is not None for given in (rows, columns)]
-    if exact and any(end[-1] - end[0] >= len(end) for end in edges):
-        spans = " × ".join(f"{end[-1] - end[0]:g}" for end in edges)
+
+    def names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
+        if tokens is None:
+            return None
+        count = int(edges[-1] - edges[0])
+        pieces = readable(read_tokens(name, tokens, count, what))
+        return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
+
+    down, across = _edges("rows", rows, shape[0]), _edges("columns", columns, shape[1])
+    if exact and any(edges[-1] - edges[0] >= len(edges) for edges in (down, across)):
+        spans = " × ".join(f"{edges[-1] - edges[0]:g}" for edges in (down, across))
         raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
-    same = np.array_equal(edges[0], edges[1])
-    named = (
-        ("tokens", tokens, "queries"),
-        ("key_tokens", tokens if same and key_tokens is None else key_tokens, "keys"),
+    if key_tokens is None and np.array_equal(down, across):
+        key_tokens = tokens
+    return (
+        _Side(down, exact or rows is not None, names("tokens", tokens, down, "queries")),
+        _Side(across, exact or columns is not None, names("key_tokens", key_tokens, across, "keys")),
     )
-    down, across = (
-        _Side(end, sure, _names(name, given, end, what))
-        for end, sure, (name, given, what) in zip(edges, known, named, strict=True)
-    )
-    return down, across
 
 
-def _edges(name: str, given: Any, cells: int) -> Array:
+def _edges(name: str, positions: Any, cells: int) -> Array:
     """Where `cells` cells begin and end: (cells + 1,) rising positions."""
-    if given is None or isinstance(given, int | np.integer):
-        given = range(cells if given is None else int(given))
-    if isinstance(given, range):
-        if given.step != 1 or given.start < 0 or len(given) < cells:
+    if positions is None or isinstance(positions, int | np.integer):
+        positions = range(cells if positions is None else int(positions))
+    if isinstance(positions, range):
+        if positions.step != 1 or positions.start < 0 or len(positions) < cells:
             raise ValueError(
-                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {given}"
+                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {positions}"
             )
-        return given.start + np.array(cell_edges(len(given), cells), dtype=float)
-    edges = numbers(name, given).cpu().double().numpy()
+        return positions.start + np.array(cell_edges(len(positions), cells), dtype=float)
+    edges = numbers(name, positions).cpu().double().numpy()
     if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
         raise ValueError(
             f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
             f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
         )
     return np.asarray(edges)
-
-
-def _names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
-    if tokens is None:
-        return None
-    count = int(edges[-1] - edges[0])
-    pieces = readable(read_tokens(name, tokens, count, what))
-    return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,10 +204,19 @@ class _Strip:
     values: Array  # (K,)
     edges: Array  # (K + 1,)
     each: int  # how many values a bar stands for
+    most: float  # the largest value that counts for the bars' length
+
+    @property
+    def captions(self) -> tuple[str, str]:
+        unit = " nats" if self.name == "entropy" else ""
+        return self.name, f"0 to {self.most:.3g}{unit}" if np.isfinite(self.values).any() else "not finite"
 
 
-def _read_strip(name: str, values: Any, side: _Side) -> _Strip | None:
-    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy."""
+def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip | None:
+    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy.
+
+    hidden: the number of first cells that do not count for the bars' length.
+    """
     if values is None:
         return None
     values = read_numbers(name, values, "(positions,)")
@@ -223,7 +234,9 @@ def _read_strip(name: str, values: Any, side: _Side) -> _Strip | None:
         bars = np.maximum.reduceat(values, starts)
     else:
         bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
-    return _Strip(name, bars, np.append(edges[starts], edges[-1]), each)
+    counted = bars[edges[starts] >= side.edges[hidden]]
+    most = float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
+    return _Strip(name, bars, np.append(edges[starts], edges[-1]), each, most)
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
@@ -259,7 +272,7 @@ def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None,
     if down.single and across.single:
         keys: list[Key] = [("exact: a cell is one weight",)]
     elif down.known and across.known:
-        keys = [(f"pooled, {_tokens_per_cell(down)} × {_tokens_per_cell(across)} tokens per cell",)]
+        keys = [(f"pooled, {down.per_cell} × {across.per_cell} tokens per cell",)]
     else:
         keys = [("pooled",)]
     if hidden:
@@ -271,11 +284,6 @@ def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None,
             which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
             keys.append((f"a bar of {strip.name}: {which}",))
     return keys
-
-
-def _tokens_per_cell(side: _Side) -> str:
-    fewest, most = np.diff(side.edges).min(), np.diff(side.edges).max()
-    return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -297,9 +305,9 @@ class _Drawing:
         (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
         side = self.down.ticks(high, side_by_side=False)
         top = self.across.ticks(wide, side_by_side=True)
-        said = [_said(strip, self.hidden, self.across) for strip in (received, entropy)]
-        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *said[0]))) + 0.12
-        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
+        above_words, beside_words = (("", "") if strip is None else strip.captions for strip in (received, entropy))
+        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *above_words))) + 0.12
+        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
         depth = max(0.38, top.depth)  # at least the two captions in the corner
         below = 0.3 if entropy and not received else 0.0
         sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
@@ -307,11 +315,11 @@ class _Drawing:
         self._map(sheet, x, y)
         if received:
             self._bars(sheet, received, x, y - above, (STRIP, wide))
-            sheet.captions(x - 0.08, y - above + 0.26, said[0])
+            sheet.captions(x - 0.08, y - above + 0.26, above_words)
         if entropy:
             self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
             # Below, where leaning labels of the keys may pass above.
-            sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
+            sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, beside_words, ha="left")
         if self.hidden:
             share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
             sheet.hatch(x, y - above, (high + above, wide * float(share)))
@@ -347,7 +355,7 @@ class _Drawing:
     def _bars(self, sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -> None:
         axes = sheet.canvas(x, y, inches)
         beside = strip.name == "entropy"
-        most = _most(strip, self.hidden, self.across) or 1.0
+        most = strip.most or 1.0
         bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
         way: Any = "horizontal" if beside else "vertical"
         axes.stairs(bars, strip.edges, fill=True, orientation=way, color=self.theme.weight[4], linewidth=0)
@@ -359,24 +367,6 @@ class _Drawing:
         else:
             axes.set(xlim=self.across.edges[[0, -1]], ylim=(0, most))
         _frame(axes, self.theme)
-
-
-def _most(strip: _Strip, hidden: int, across: _Side) -> float:
-    """The largest value that counts for a strip's height."""
-    counted = strip.values
-    if strip.name == "received" and hidden:
-        counted = counted[strip.edges[:-1] >= across.edges[hidden]]
-    return float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
-
-
-def _said(strip: _Strip | None, hidden: int, across: _Side) -> tuple[str, str]:
-    """The words beside a strip: its name and its range."""
-    if strip is None:
-        return "", ""
-    if not np.isfinite(strip.values).any():
-        return strip.name, "not finite"
-    unit = " nats" if strip.name == "entropy" else ""
-    return strip.name, f"0 to {_most(strip, hidden, across):.3g}{unit}"
 
 
 def _frame(axes: Axes, theme: Theme) -> None:

@@ -6,7 +6,7 @@ Axis letters: N tokens, M links among Nq queries and Nk keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from math import nan
@@ -197,13 +197,9 @@ class _TextRow:
     sink: bool
 
     @property
-    def counted(self) -> Array:
-        """The weights that the colours range over."""
-        return self.weights if self.sink else self.weights[1:]
-
-    @property
     def high(self) -> float:
-        return float(self.counted.max())
+        """The largest weight that the colours range over."""
+        return float((self.weights if self.sink else self.weights[1:]).max())
 
     def ranked(self) -> list[int]:
         """The tokens that are coloured, the strongest first."""
@@ -281,19 +277,17 @@ class _PlacedToken:
     width: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class _TextLayout:
-    """Words wrapped into lines no wider than `room`."""
+    """Words wrapped into lines; what is left out stands on lines of its own."""
 
-    room: float
-    words: list[_PlacedToken] = field(default_factory=list)
-    gaps: list[tuple[int, str]] = field(default_factory=list)  # line, text
-    line: int = 0
-    x: float = 0.0
+    words: list[_PlacedToken]
+    gaps: list[tuple[int, str]]  # line, text
+    lines: int
 
     @property
     def height(self) -> float:
-        return LINE * (self.line + 1)
+        return LINE * self.lines
 
     @property
     def width(self) -> float:
@@ -303,29 +297,7 @@ class _TextLayout:
     @property
     def left(self) -> float:
         """Room for the positions before the lines, where there are several lines."""
-        return measure(str(self.words[-1].index), NUMBER) + 0.14 if self.line else 0.0
-
-    def new_line(self) -> None:
-        if self.x > 0:
-            self.line, self.x = self.line + 1, 0.0
-
-    def leave_out(self, said: str) -> None:
-        """Write what is left out on a line of its own."""
-        self.new_line()
-        self.gaps.append((self.line, said))
-        self.line, self.x = self.line + 1, 0.0
-
-    def add(self, index: int, piece: TextPiece, number: str, ends: bool) -> None:
-        text = clip(drawable(piece.text), 24)
-        width = max(_width(text, WORD), _width(number, NUMBER)) + 2 * PAD
-        space = SPACE if piece.space and self.x else 0.0
-        if self.x + space + width > self.room:
-            self.new_line()
-            space = 0.0
-        self.words.append(_PlacedToken(index, text, number, self.x + space, self.line, width))
-        self.x += space + width
-        if ends:
-            self.new_line()
+        return measure(str(self.words[-1].index), NUMBER) + 0.14 if self.lines > 1 else 0.0
 
 
 @lru_cache(4096)
@@ -343,18 +315,28 @@ def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
             room = float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
         else:
             room = columns * _width("n", WORD)
-        layout = _TextLayout(room)
-        before = 0
+        words, gaps = list[_PlacedToken](), list[tuple[int, str]]()
+        line, x, before = 0, 0.0, 0
         for run in [*runs, range(len(row.weights), len(row.weights))]:
-            if run.start > before:
-                layout.leave_out(row.gap(range(before, run.start)))
+            if gap := row.gap(range(before, run.start)):
+                line += x > 0
+                gaps.append((line, gap))
+                line, x = line + 1, 0.0
             for n in run:
-                layout.add(n, row.pieces[n], numbers.get(n, ""), breaks and row.pieces[n].ends)
+                piece, number = row.pieces[n], numbers.get(n, "")
+                text = clip(drawable(piece.text), 24)
+                width = max(_width(text, WORD), _width(number, NUMBER)) + 2 * PAD
+                space = SPACE if piece.space and x else 0.0
+                if x > 0 and x + space + width > room:
+                    line, x, space = line + 1, 0.0, 0.0
+                words.append(_PlacedToken(n, text, number, x + space, line, width))
+                x += space + width
+                if breaks and piece.ends:
+                    line, x = line + 1, 0.0
             before = run.stop
-        if layout.x == 0:  # the last line is an empty one
-            layout.line -= 1
-        if layout.line < MOST_LINES:
-            return layout
+        lines = line + (x > 0)
+        if lines <= MOST_LINES:
+            return _TextLayout(words, gaps, lines)
     raise AssertionError("one window of short words fits any page")
 
 
@@ -385,7 +367,7 @@ def _draw_text(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale) -
             axes.add_patch(Rectangle((a, b), w, h, fill=False, ec=sheet.theme.ink, lw=1.6, clip_on=False))
     # In the margin the position of each line's first word; what is left out on lines of its own.
     first, baseline = {word.line: word.index for word in reversed(layout.words)}, y + LINE - 0.055
-    for line, index in first.items() if layout.line else ():
+    for line, index in first.items() if layout.lines > 1 else ():
         sheet.write(x - 0.08, baseline + line * LINE, str(index), NUMBER, muted=True).set(ha="right")
     for line, text in layout.gaps:
         sheet.write(x, baseline + line * LINE, text, CAPTION, muted=True)
@@ -573,10 +555,8 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawi
     ]
     curves = []
     for (a, b), rise in zip(pairs, rises, strict=True):
-        base, height = (
-            above if b <= a else above + band,
-            rise * 4 / 3,
-        )  # a Bézier curve rises to ¾ of its points
+        base = above if b <= a else above + band
+        height = rise * 4 / 3  # a Bézier curve rises to three quarters of its points
         if a == b:
             curves.append([(a + 0.06, base), (a + 0.22, base - height), (a - 0.22, base - height), (a - 0.06, base)])
         else:
