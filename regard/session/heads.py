@@ -93,7 +93,7 @@ class ComputedHead:
 
     def __init__(self, weights: ComputedWeights, head: int, batch: int = 0) -> None:
         self.call, self.head, self.batch = weights.call, head, batch
-        self.sizes = (self.call.sizes[2], self.call.sizes[3])
+        self.sizes: Span = (self.call.sizes[2], self.call.sizes[3])
         group = self.call.sizes[1] // self.call.k.shape[1]
         self.q, self.k = self.call.q[batch, head], self.call.k[batch, head // group]  # (Nq, D), (Nk, D)
         self.lse = weights.exact_lse(slice(None))[batch, head]  # (Nq,), in fp64 where logits are large
@@ -158,7 +158,8 @@ class StoredHead:
     """Weights of one head that the model computed itself, (Nq, Nk)."""
 
     def __init__(self, weights: Tensor) -> None:
-        self.weights, self.sizes = weights, (weights.shape[0], weights.shape[1])
+        self.weights = weights
+        self.sizes: Span = (weights.shape[0], weights.shape[1])
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (rows, cols), in fp32 or wider."""
@@ -179,7 +180,7 @@ class BlockWeights:
     def __init__(self, parts: Sequence[HeadWeights], first: Sequence[int]) -> None:
         self.parts, self.first = parts, first
         *self.starts, nq = accumulate((part.sizes[0] for part in parts), initial=0)
-        self.sizes = (nq, max(start + part.sizes[1] for start, part in zip(first, parts, strict=True)))
+        self.sizes: Span = (nq, max(start + part.sizes[1] for start, part in zip(first, parts, strict=True)))
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (rows, cols)."""
