@@ -77,6 +77,7 @@ MOST_WEIGHTS = 1 << 17  # of a row in one answer
 LARGEST_TILE = 256  # cells each way
 MOST_KEYS = 64  # in the steps
 FEW_CELLS = 1 << 24  # weights that are computed for one answer: 4,096 × 4,096
+LINKS_AT_ONCE = 1 << 22  # weights in memory while links are searched
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -392,63 +393,47 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     exact map.
     """
     seen = _find_head(session, layer, head)
-    view, (_, _, nq, nk) = seen.view, seen.view.sizes
+    view, (_, _, nq, nk), visible = seen.view, seen.view.sizes, seen.view.place.visible
     windows = [((w * nq, (w + 1) * nq), (w * nk, (w + 1) * nk)) for w in range(seen.windows)]
-    found: list[LinkJSON] = []
+    strongest: list[LinkJSON] = []
     how: How = "exact"
+
+    def add(weights: Tensor, rows: Span, first_key: int, keys: Tensor | None = None) -> None:
+        """Add links of weights (rows, …) in one window; their columns are keys from `first_key` on, or `keys`."""
+        weights = weights.nan_to_num(0.0)
+        if visible is not None:
+            window = rows[0] // max(1, nq) if seen.windows > 1 else 0
+            counts = visible[window if visible.shape[0] > 1 else 0, head if visible.shape[1] > 1 else 0]
+            single = counts[rows[0] - window * nq : rows[1] - window * nq] == 1
+            weights = weights.masked_fill(single.to(weights.device)[:, None], 0.0)
+        values, at = weights.reshape(-1).topk(min(count, weights.numel()))
+        cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
+        for weight, (i, j) in sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1])):
+            if weight > 0:
+                key = first_key + (j if keys is None else int(keys[i, j]))
+                strongest.append({"query": rows[0] + i, "key": key, "weight": weight})
+        strongest.sort(key=lambda link: -link["weight"])
+        del strongest[count:]
+
     if "top_key" in view.held:
         top = view.top()
         for w, (rows, cols) in enumerate(windows):
-            weights = _rows_with_choice(seen, top.weight[w, head], rows, head)
-            for link in _largest_cells(weights, (0, 0), count):
-                key = cols[0] + int(top.index[w, head, link["query"], link["key"]])
-                found.append({"query": rows[0] + link["query"], "key": key, "weight": link["weight"]})
-    elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1):
-        found = _links_in(seen, head, windows, count)
-    elif view.weights is not None and "map" in view.held:
-        found, how = _links_in(seen, head, _strongest_cells(view, head), count), "pooled"
+            add(top.weight[w, head], rows, cols[0], top.index[w, head])
+    elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1 or "map" in view.held):
+        parts, weights = windows, head_of(seen, head)
+        if nq * nk > FEW_CELLS and seen.windows == 1:
+            parts, how = _strongest_cells(view, head), "pooled"
+        for (a, b), (c, d) in parts:
+            at_once = max(1, LINKS_AT_ONCE // max(1, d - c))
+            for i in range(a, b, at_once):
+                span = (i, min(i + at_once, b))
+                add(weights.tile(slice(*span), slice(c, d)), span, c)
     elif "map" in view.held and view.how("map") == "exact":
         for w, (rows, cols) in enumerate(windows):
-            weights = _rows_with_choice(seen, view.map()[w, head].float(), rows, head)
-            found += _largest_cells(weights, (rows[0], cols[0]), count)
+            add(view.map()[w, head].float(), rows, cols[0])
     else:
         how = "pooled"
-    return {"layer": layer, "head": head, "links": sorted(found, key=_by_weight)[:count], "how": how}
-
-
-def _by_weight(link: LinkJSON) -> float:
-    return -link["weight"]
-
-
-def _links_in(layer: SeenLayer, head: int, parts: list[tuple[Span, Span]], count: int) -> list[LinkJSON]:
-    """The strongest links in some parts of the weights, a few million weights at a time."""
-    weights, found = head_of(layer, head), list[LinkJSON]()
-    for (a, b), (c, d) in parts:
-        at_once = max(1, (1 << 22) // max(1, d - c))
-        for i in range(a, b, at_once):
-            span = (i, min(i + at_once, b))
-            tile = _rows_with_choice(layer, weights.tile(slice(*span), slice(c, d)), span, head)
-            found = sorted([*found, *_largest_cells(tile, (i, c), count)], key=_by_weight)[:count]
-    return found
-
-
-def _rows_with_choice(layer: SeenLayer, weights: Tensor, rows: Span, head: int) -> Tensor:
-    """(rows, …) of one window without NaN, and 0 for queries that see a single key."""
-    visible, weights = layer.view.place.visible, weights.nan_to_num(0.0)
-    if visible is None:
-        return weights
-    nq = layer.view.sizes[2]
-    window = rows[0] // max(1, nq) if layer.windows > 1 else 0
-    first, end = (i - window * nq for i in rows)
-    seen = visible[window if visible.shape[0] > 1 else 0, head if visible.shape[1] > 1 else 0, first:end]
-    return weights.masked_fill((seen == 1).to(weights.device)[:, None], 0.0)
-
-
-def _largest_cells(weights: Tensor, corner: Span, count: int) -> list[LinkJSON]:
-    values, at = weights.reshape(-1).topk(min(count, weights.numel()))
-    cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
-    found = sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1]))
-    return [{"query": corner[0] + i, "key": corner[1] + j, "weight": w} for w, (i, j) in found if w > 0]
+    return {"layer": layer, "head": head, "links": strongest, "how": how}
 
 
 def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, Span]]:
@@ -456,8 +441,8 @@ def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, S
     cells = view.map()[0, head].float().nan_to_num(0.0)
     rows, cols = cell_edges(view.sizes[2], cells.shape[0]), cell_edges(view.sizes[3], cells.shape[1])
     places = cells.reshape(-1).topk(min(most, cells.numel())).indices.tolist()
-    found = [divmod(place, cells.shape[1]) for place in places]
-    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in found]
+    pairs = [divmod(place, cells.shape[1]) for place in places]
+    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
 
 
 # --------------------------------------------------------------------------------------------------------- row and tile

@@ -105,7 +105,7 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
 def html(session: Session, lang: Lang = "en") -> str:
     """The page of a session as text; raises as `write_html` does."""
     # 1. The data. "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data.
-    text = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(page_data(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
     data = f'<script type="application/json" id="regard-data">{text.replace("<", chr(92) + "u003c")}</script>\n'
     # 2. The page with its styles and modules inside.
@@ -154,7 +154,7 @@ STEP_BYTES = 4096  # that one of them takes, about
 Place = tuple[int, int]  # layer, head
 
 
-def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
+def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
     """The data of an exported page, as JSON values; raises as `write_html` does."""
     lang = checked_language(lang)
     overview = answers.overview(session, lang)
@@ -214,7 +214,7 @@ def strength(answer: Any) -> float:
 
 
 @dataclass(frozen=True)
-class ExportPlan:
+class _ExportPlan:
     """Which heads carry what.
 
     heads: how many there are.  whole: those with every weight, in `exact` fp32 or rounded.
@@ -237,29 +237,29 @@ class ExportPlan:
         return len(self.whole) == self.heads and self.exact and self.vectors
 
 
-def _plan(session: Session, places: list[Place]) -> ExportPlan:
+def _plan(session: Session, places: list[Place]) -> _ExportPlan:
     """What fits. places: the heads, the most interesting first."""
     layers = session.layers
-    there = {
+    known = {
         place: head_of(layers[place[0]], place[1]) for place in places if layers[place[0]].view.weights is not None
     }
-    cells = {layer: layers[layer].sizes[0] * layers[layer].view.sizes[3] for layer, _ in there}
+    cells = {layer: layers[layer].sizes[0] * layers[layer].view.sizes[3] for layer, _ in known}
     longest = max((max(layers[layer].view.sizes[2:]) for layer in cells), default=0)
-    first = {place: _windows(session, place, weights)[0] for place, weights in there.items()}
+    first = {place: _windows(session, place, weights)[0] for place, weights in known.items()}
     computed = [place for place, weights in first.items() if isinstance(weights, ComputedHead)]
     stepped = tuple(computed[: ROOM // (STEPS * STEP_BYTES)])
-    exact, kept = 4 * sum(cells[layer] for layer, _ in there) <= ROOM, len(there) == len(places)
+    exact, kept = 4 * sum(cells[layer] for layer, _ in known) <= ROOM, len(known) == len(places)
     if exact or longest <= SHORT:
-        scored = [weights for weights in there.values() if isinstance(weights, ComputedHead)]
+        scored = [weights for weights in known.values() if isinstance(weights, ComputedHead)]
         size = 4 * sum(head.q.numel() + 2 * head.k.numel() for head in scored)  # with as many values as keys
-        vectors = len(scored) == len(there) > 0 and size <= ROOM
-        return ExportPlan(len(places), tuple(there), (), stepped, exact, vectors, kept)
-    whole = _fitting(list(there), {layer: 2 * n for layer, n in cells.items()}, ROOM)
-    rest = [place for place in there if place not in set(whole)]
+        vectors = len(scored) == len(known) > 0 and size <= ROOM
+        return _ExportPlan(len(places), tuple(known), (), stepped, exact, vectors, kept)
+    whole = _fitting(list(known), {layer: 2 * n for layer, n in cells.items()}, ROOM)
+    rest = [place for place in known if place not in set(whole)]
     each = {layer: LINKS * 4 * layers[layer].sizes[0] for layer in cells}
     affordable = set(_fitting(rest, cells, WORK))
     links = tuple(place for place in _fitting(rest, each, ROOM) if place in affordable)
-    return ExportPlan(len(places), tuple(whole), links, stepped, exact=False, vectors=False, kept=kept)
+    return _ExportPlan(len(places), tuple(whole), links, stepped, exact=False, vectors=False, kept=kept)
 
 
 def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
@@ -327,7 +327,7 @@ def _plain(values: Tensor) -> np.ndarray[Any, Any]:
     return values.detach().to("cpu", torch.float32).numpy()
 
 
-def _left_out(plan: ExportPlan, lang: Lang) -> str:
+def _left_out(plan: _ExportPlan, lang: Lang) -> str:
     """What the page lacks, in words."""
     whole, links, none = len(plan.whole), len(plan.links), plan.heads - len(plan.whole) - len(plan.links)
     parts = []

@@ -47,11 +47,10 @@ class SessionShelf:
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
-            found = self._sessions.get(name)
-            there = ", ".join(self._sessions) or "none"
-        if found is None:
-            raise LookupError(f"there is no session {name[:40]!r}: there are {there}; the oldest go when new ones come")
-        return found
+            if name in self._sessions:
+                return self._sessions[name]
+            ids = ", ".join(self._sessions) or "none"
+        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; the oldest go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""
@@ -95,18 +94,18 @@ class ModelShelf:
         for offered in self.offered:
             if name is None or offered.id == name:
                 return offered
-        there = ", ".join(f"{offered.id} ({offered.name})" for offered in self.offered) or "none"
+        names = ", ".join(f"{offered.id} ({offered.name})" for offered in self.offered) or "none"
         raise LookupError(
-            f"there is no model {str(name)[:40]!r}: there are {there}; `regard serve --model DIR` adds one"
+            f"there is no model {str(name)[:40]!r}: there are {names}; `regard serve --model DIR` adds one"
         )
 
     def sees(self, offered: OfferedModel) -> bool | None:
         """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it."""
         if offered.id not in self._seeing:
-            found = takes_images(offered.where)
-            if found is None:  # not kept: it may be downloaded meanwhile
+            images = takes_images(offered.where)
+            if images is None:  # not kept: it may be downloaded meanwhile
                 return None
-            self._seeing[offered.id] = found
+            self._seeing[offered.id] = images
         return self._seeing[offered.id]
 
     @contextmanager
@@ -200,25 +199,20 @@ class Jobs:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def start(self, text: str, model: str | None = None, truncate: bool = False) -> str:
-        """Start reading a text, and return the job's id.
+    def start(
+        self, text: str, model: str | None = None, *, truncate: bool = False, image: tuple[bytes, str] | None = None
+    ) -> str:
+        """Start reading a text or an image, and return the job's id.
 
-        model: by its id; default the first.  truncate: cut a text that is longer than the model takes.
+        text: may be "" beside an image.  model: by its id; default the first.  truncate: cut a text that is longer than
+        the model takes.  image: the bytes of its file, and its name.
 
-        Raises ValueError for an empty text, LookupError if there is no such model, BusyError if 8 jobs wait.
+        Raises ValueError for an empty text, LookupError if there is no such model, BusyError if 8 jobs or 64 MiB of
+        images wait.
         """
-        if not text.strip():
+        if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        return self._start(Job(text, self._models.find(model), truncate))
-
-    def start_image(self, image: bytes, name: str, text: str = "", model: str | None = None) -> str:
-        """Start looking at an image; returns and raises as `start`.
-
-        image, name: the bytes of its file, and its name.  text: beside it, or "".  At most 64 MiB of images wait.
-        """
-        return self._start(Job(text, self._models.find(model), False, (image, name)))
-
-    def _start(self, job: Job) -> str:
+        job = Job(text, self._models.find(model), truncate, image)
         with self._lock:
             self._bury()
             waiting = [one for one in self._jobs.values() if one.state not in ENDED]

@@ -364,7 +364,7 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             raise ValueError("the text holds half a character (a lone surrogate), which no tokenizer reads")
         if (size := len(text.encode())) > LONGEST_TEXT:
             raise HTTPException(413, f"the text has {size:,} bytes, and at most {LONGEST_TEXT:,} are read")
-        return {"job": state.jobs.start(text, request.get("model"), request.get("truncate", False))}
+        return {"job": state.jobs.start(text, request.get("model"), truncate=request.get("truncate", False))}
 
     @server.post("/api/look_at_image", openapi_extra=body)
     async def look_at_image(
@@ -377,7 +377,7 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         offered = state.models.find(model)
         if await run_in_threadpool(state.models.sees, offered) is False:  # before a byte of the body is read
             raise ValueError(no_images(offered))
-        return {"job": state.jobs.start_image(await request.body(), base_name(name, "image"), text, model)}
+        return {"job": state.jobs.start(text, model, image=(await request.body(), base_name(name, "image")))}
 
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:

@@ -20,7 +20,7 @@ from torch import Tensor
 import regard
 from regard.explorer import answers
 from regard.explorer.answers import layouts_of, unpacked
-from regard.explorer.export import bundle, carried, modules
+from regard.explorer.export import bundle, modules, page_data
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load
 from regard.session.protocol import LayoutJSON
@@ -478,12 +478,12 @@ def numbers(packed) -> np.ndarray:
 
 
 def test_exported_page_carries_the_image(session):
-    held = carried(session)["sessions"]["1"]
+    held = page_data(session)["sessions"]["1"]
     assert held["images"] == [f"data:image/png;base64,{answers.image(session, 0)['base64']}"]
 
 
 def test_exported_page_carries_the_windows_below_each_other(windowed):
-    held = carried(windowed)["sessions"]["1"]
+    held = page_data(windowed)["sessions"]["1"]
     whole = every_window(windowed, 0, 1)
     got = numbers(held["arrays"]["0.1"]["weights"])
     assert got.shape == (108, 9)
@@ -497,7 +497,7 @@ def test_session_of_a_text_carries_no_image(tmp_path):
     from regard.session.session import look_at
 
     found = look_at("The animal was tired.", load(bert(tmp_path, "Model")))
-    assert carried(found)["sessions"]["1"]["images"] == []
+    assert page_data(found)["sessions"]["1"]["images"] == []
 
 
 def test_checkpoint_without_a_preprocessor_says_so(tmp_path):

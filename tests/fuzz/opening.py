@@ -25,7 +25,7 @@ from regard.data.image_processing import ImageProcessor
 from regard.data.images import open_image as opened_image
 from regard.data.images import peek_image
 from regard.data.tokenizer import Tokenizer
-from regard.explorer.export import carried
+from regard.explorer.export import page_data
 from regard.session.session import look_at_image, session_of
 
 PACKAGE = Path(regard.__file__).parent
@@ -99,7 +99,7 @@ def open_capture(path: Path) -> Numbers:
                 _ask_view(numbers, record.view)
         for name in dict.fromkeys(capture.names):
             attempt(numbers, lambda name=name: repr(capture[name]))
-        attempt(numbers, lambda: len(repr(carried(session_of(capture)))))
+        attempt(numbers, lambda: len(repr(page_data(session_of(capture)))))
         numbers.append(command("look", str(path)))
         numbers.append(command("doctor", str(path)))
         return numbers
