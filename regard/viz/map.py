@@ -91,6 +91,7 @@ def map_with_marginals(
         ValueError: for wrong sizes, negative weights, exact=True if a cell covers several tokens, and sink=False if key
             0 is missing or alone.
     """
+    # 1. The arguments, the colours and the legend.
     register_fonts()
     if scale not in get_args(Colouring):
         raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
@@ -105,11 +106,77 @@ def map_with_marginals(
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
     theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
     strips = _read_strip("received", received, across, hidden), _read_strip("entropy", entropy, down)
-    name = "weight" if down.single and across.single else "weight per cell"
-    painted, keys = _painted(cells, scale, hidden, name, theme)
+    single = down.single and across.single
+    painted, keys = _painted(cells, scale, hidden, "weight" if single else "weight per cell", theme)
     keys += _notes(down, across, hidden, strips)
-    size = panel_inches((down.count, across.count), 1, 1, 6.4)
-    return _Drawing(cells, painted, down, across, size, hidden, theme).compose(title, keys, *strips)
+
+    # 2. The page: room for the strips and for the words around them.
+    high, wide = inches = panel_inches((down.count, across.count), 1, 1, 6.4)
+    side, top = down.ticks(high, side_by_side=False), across.ticks(wide, side_by_side=True)
+    above, beside = (STRIP + GAP if strip else 0.0 for strip in strips)
+    above_words, beside_words = (("", "") if strip is None else strip.captions for strip in strips)
+    left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *above_words))) + 0.12
+    right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
+    depth = max(0.38, top.depth)  # at least the two captions in the corner
+    below = 0.3 if beside and not above else 0.0
+    sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, theme)
+    x, y = MARGIN + left, sheet.top + depth + 0.1 + above
+
+    # 3. The map, and the weights in its cells where they are exact and few.
+    axes = sheet.canvas(x, y, inches)
+    gap = min(1.2, 2.9 * min(high / cells.shape[0], wide / cells.shape[1]))  # points: 4% of a cell
+    if cells.size <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
+        axes.pcolormesh(across.edges, down.edges, painted, edgecolors=theme.paper, linewidth=gap)
+    else:
+        axes.pcolorfast(across.edges, down.edges, painted)
+    axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
+    _frame(axes, theme)
+    signs = cell_signs(cells, Scale("", (), 0.0, 1.0, hidden=0.0), inches, None) if single else None
+    size = 0.0 if signs is None else sign_size(set(signs.flat), signs.shape, inches)
+    for (r, c), sign in () if signs is None else np.ndenumerate(signs):
+        if c >= hidden:
+            colour = theme.muted if sign == "·" else readable_on(painted[r, c])
+            place = (across.first + c + 0.5, down.first + r + 0.5)
+            axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
+
+    # 4. The strips and the words.
+    if strips[0]:
+        _draw_strip(sheet, strips[0], x, y - above, (STRIP, wide))
+        sheet.captions(x - 0.08, y - above + 0.26, above_words)
+    if strips[1]:
+        _draw_strip(sheet, strips[1], x + wide + GAP, y, (high, STRIP))
+        # Below, where leaning labels of the keys may pass above.
+        sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, beside_words, ha="left")
+    if hidden:
+        share = (across.edges[hidden] - across.first) / across.count
+        sheet.hatch(x, y - above, (high + above, wide * float(share)))
+    sheet.labels(x, y, side, side_by_side=False)
+    sheet.labels(x, y - above, top, side_by_side=True)
+    sheet.captions(x - 0.08, y - above - 0.31, (AT, FROM))
+    return sheet.finish()
+
+
+def _draw_strip(sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -> None:
+    axes, most, finite = sheet.canvas(x, y, inches), strip.most or 1.0, np.isfinite(strip.values)
+    beside = strip.name == "entropy"
+    way: Any = "horizontal" if beside else "vertical"
+    bars = np.where(finite, strip.values, 0.0)
+    axes.stairs(bars, strip.edges, fill=True, orientation=way, color=sheet.theme.weight[4], linewidth=0)
+    if not finite.all():
+        broken = np.where(finite, 0.0, most)
+        axes.stairs(broken, strip.edges, fill=True, orientation=way, color=sheet.theme.alarm, linewidth=0)
+    if beside:
+        axes.set(xlim=(0, most), ylim=strip.edges[[-1, 0]])
+    else:
+        axes.set(xlim=strip.edges[[0, -1]], ylim=(0, most))
+    _frame(axes, sheet.theme)
+
+
+def _frame(axes: Axes, theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
+    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
+    axes.add_patch(frame)
 
 
 # -------------------------------------------------------------------------------------------------- sides and strips
@@ -284,93 +351,3 @@ def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None,
             which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
             keys.append((f"a bar of {strip.name}: {which}",))
     return keys
-
-
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawing:
-    """The map, and where its strips and words stand around it."""
-
-    cells: Array  # (R, C)
-    painted: Array  # (R, C, 3)
-    down: _Side
-    across: _Side
-    inches: Pair  # (height, width) of the map
-    hidden: int  # columns that are hatched
-    theme: Theme
-
-    def compose(self, title: str | None, keys: list[Key], received: _Strip | None, entropy: _Strip | None) -> Figure:
-        (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
-        side = self.down.ticks(high, side_by_side=False)
-        top = self.across.ticks(wide, side_by_side=True)
-        above_words, beside_words = (("", "") if strip is None else strip.captions for strip in (received, entropy))
-        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *above_words))) + 0.12
-        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
-        depth = max(0.38, top.depth)  # at least the two captions in the corner
-        below = 0.3 if entropy and not received else 0.0
-        sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
-        x, y = MARGIN + left, sheet.top + depth + 0.1 + above
-        self._map(sheet, x, y)
-        if received:
-            self._bars(sheet, received, x, y - above, (STRIP, wide))
-            sheet.captions(x - 0.08, y - above + 0.26, above_words)
-        if entropy:
-            self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
-            # Below, where leaning labels of the keys may pass above.
-            sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, beside_words, ha="left")
-        if self.hidden:
-            share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
-            sheet.hatch(x, y - above, (high + above, wide * float(share)))
-        sheet.labels(x, y, side, side_by_side=False)
-        sheet.labels(x, y - above, top, side_by_side=True)
-        sheet.captions(x - 0.08, y - above - 0.31, (AT, FROM))
-        return sheet.finish()
-
-    def _map(self, sheet: Sheet, x: float, y: float) -> None:
-        axes = sheet.canvas(x, y, self.inches)
-        rows, cols = self.cells.shape
-        gap = min(1.2, 2.9 * min(self.inches[0] / rows, self.inches[1] / cols))  # points: 4% of a cell
-        if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
-            axes.pcolormesh(
-                self.across.edges, self.down.edges, self.painted, edgecolors=self.theme.paper, linewidth=gap
-            )
-        else:
-            axes.pcolorfast(self.across.edges, self.down.edges, self.painted)
-        axes.set(xlim=self.across.edges[[0, -1]], ylim=self.down.edges[[-1, 0]])
-        _frame(axes, self.theme)
-        # The weights in the cells, where they are exact and few.
-        single = self.down.single and self.across.single
-        signs = cell_signs(self.cells, Scale("", (), 0.0, 1.0, hidden=0.0), self.inches, None) if single else None
-        if signs is None:
-            return
-        size = sign_size(set(signs.flat), signs.shape, self.inches)
-        for (r, c), sign in np.ndenumerate(signs):
-            if c >= self.hidden:
-                colour = self.theme.muted if sign == "·" else readable_on(self.painted[r, c])
-                place = (self.across.first + c + 0.5, self.down.first + r + 0.5)
-                axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
-
-    def _bars(self, sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -> None:
-        axes = sheet.canvas(x, y, inches)
-        beside = strip.name == "entropy"
-        most = strip.most or 1.0
-        bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
-        way: Any = "horizontal" if beside else "vertical"
-        axes.stairs(bars, strip.edges, fill=True, orientation=way, color=self.theme.weight[4], linewidth=0)
-        if not np.isfinite(strip.values).all():
-            broken = np.where(np.isfinite(strip.values), 0.0, most)
-            axes.stairs(broken, strip.edges, fill=True, orientation=way, color=self.theme.alarm, linewidth=0)
-        if beside:
-            axes.set(xlim=(0, most), ylim=self.down.edges[[-1, 0]])
-        else:
-            axes.set(xlim=self.across.edges[[0, -1]], ylim=(0, most))
-        _frame(axes, self.theme)
-
-
-def _frame(axes: Axes, theme: Theme) -> None:
-    from matplotlib.patches import Rectangle
-
-    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
-    axes.add_patch(frame)
