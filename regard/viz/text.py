@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from math import nan
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -461,8 +461,7 @@ def _read_indices(name: str, value: object, count: int, what: str) -> Array:
     return np.asarray(indices.cpu().numpy())
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A word of a column or a line; without index, what is left out."""
 
     index: int | None
@@ -478,11 +477,12 @@ def _entries(tokens: tuple[str, ...], linked: Array) -> list[_Entry]:
         return [_Entry(n, text, n in touched) for n, text in enumerate(texts)]
     entries: list[_Entry] = []
     expected = 0
-    for n in sorted(touched):
-        entries += [_Entry(None, GAP, False)] if n > expected else []
-        entries.append(_Entry(n, f"{texts[n]} {n}", True))
+    for n in [*sorted(touched), len(tokens)]:
+        if n > expected:
+            entries.append(_Entry(None, GAP, False))
+        if n < len(tokens):
+            entries.append(_Entry(n, f"{texts[n]} {n}", True))
         expected = n + 1
-    entries += [_Entry(None, GAP, False)] if expected < len(tokens) else []
     if len(entries) > MOST_LINKED:
         raise ValueError(
             f"links are drawn among at most {MOST_LINKED} words, but these {len(linked)} touch {len(touched)} of "
@@ -492,26 +492,19 @@ def _entries(tokens: tuple[str, ...], linked: Array) -> list[_Entry]:
 
 
 @dataclass(frozen=True)
-class _Label:
-    """A word in its place, in inches from the drawing's upper left corner."""
-
-    text: str
-    x: float
-    y: float
-    ha: str
-    linked: bool
-    turned: bool = False
-
-
-@dataclass(frozen=True)
 class _LinkDrawing:
-    """A drawing: its words and its curves, each from its source to its target, by four points of a Bézier curve."""
+    """A drawing: its words and its curves, in inches from its upper left corner.
+
+    words: each with x, y and its alignment.  curves: from source to target, the four points of a Bézier curve.
+    heads: captions over the columns, each with where it ends or begins.  turned: whether words are written upwards.
+    """
 
     inches: Pair
-    words: list[_Label]
-    curves: list[list[Pair]]  # M of 4
-    heads: list[tuple[str, float]]  # captions over the columns: text, where it ends or begins
+    words: list[tuple[_Entry, float, float, str]]
+    curves: list[list[Pair]]
+    heads: list[tuple[str, float]]
     notes: list[str]
+    turned: bool = False
 
 
 def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
@@ -524,8 +517,8 @@ def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, ta
     for side, x, ha in zip(sides, (left - 0.1, right + 0.1), ("right", "left"), strict=True):
         start = top + (most - len(side)) * pitch / 2 if len(side) < most else top
         heights = [start + (n + 0.5) * pitch for n in range(len(side))]
-        words += [_Label(e.text, x, y, ha, e.linked) for e, y in zip(side, heights, strict=True)]
-        places.append({e.index: y for e, y in zip(side, heights, strict=True)})
+        words += [(entry, x, y, ha) for entry, y in zip(side, heights, strict=True)]
+        places.append({entry.index: y for entry, y in zip(side, heights, strict=True)})
     curves = []
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         a, b = places[0][source], places[1][target]
@@ -549,10 +542,7 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawi
     above = max((rise for rise, (a, b) in zip(rises, pairs, strict=True) if b <= a), default=0.0)
     below = max((rise for rise, (a, b) in zip(rises, pairs, strict=True) if b > a), default=0.0)
     band = max(widths) + 0.12 if turned else 0.26
-    words = [
-        _Label(entry.text, x, above + band / 2, "center", entry.linked, turned)
-        for entry, x in zip(entries, middles, strict=True)
-    ]
+    words = [(entry, x, above + band / 2, "center") for entry, x in zip(entries, middles, strict=True)]
     curves = []
     for (a, b), rise in zip(pairs, rises, strict=True):
         base = above if b <= a else above + band
@@ -563,9 +553,8 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawi
             y = base - height if b < a else base + height
             curves.append([(a, base), (a, y), (b, y), (b, base)])
     notes = (["above: looks back, or at itself"] if above else []) + (["below: looks ahead"] if below else [])
-    return _LinkDrawing(
-        (above + band + below, float(ends[-1])), words, curves, [], [*notes, "a dot: what is looked at"]
-    )
+    notes.append("a dot: what is looked at")
+    return _LinkDrawing((above + band + below, float(ends[-1])), words, curves, [], notes, turned)
 
 
 def _draw_links(sheet: Sheet, drawing: _LinkDrawing, weights: Array, scale: Scale) -> None:
@@ -585,9 +574,9 @@ def _draw_links(sheet: Sheet, drawing: _LinkDrawing, weights: Array, scale: Scal
     ends = np.array([drawing.curves[n][-1] for n in order])
     looks = {"s": [6 + 20 * share[n] for n in order], "c": colours[order], "linewidths": 0, "marker": "o"}
     axes.scatter(*ends.T, clip_on=False, zorder=3, **looks)
-    for word in drawing.words:
-        letters = sheet.letters(LINKED_WORD, theme.ink if word.linked else theme.muted)
-        text = axes.text(word.x, word.y, word.text, ha=word.ha, va="center", **letters)
-        text.set_rotation(90 if word.turned else 0)
+    for entry, x, y, ha in drawing.words:
+        letters = sheet.letters(LINKED_WORD, theme.ink if entry.linked else theme.muted)
+        text = axes.text(x, y, entry.text, ha=ha, va="center", **letters)
+        text.set_rotation(90 if drawing.turned else 0)
     for n, (head, x) in enumerate(drawing.heads):
         sheet.write(MARGIN + x, sheet.top + 0.14, head, CAPTION, muted=True).set(ha=("right", "left")[n])
