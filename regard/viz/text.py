@@ -462,9 +462,9 @@ def _read_indices(name: str, value: object, count: int, what: str) -> Array:
 
 
 class _Entry(NamedTuple):
-    """A word of a column or a line; without index, what is left out."""
+    """A word of a column or a line; without position, what is left out."""
 
-    index: int | None
+    position: int | None
     text: str
     linked: bool
 
@@ -518,7 +518,7 @@ def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, ta
         start = top + (most - len(side)) * pitch / 2 if len(side) < most else top
         heights = [start + (n + 0.5) * pitch for n in range(len(side))]
         words += [(entry, x, y, ha) for entry, y in zip(side, heights, strict=True)]
-        places.append({entry.index: y for entry, y in zip(side, heights, strict=True)})
+        places.append({entry.position: y for entry, y in zip(side, heights, strict=True)})
     curves = []
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         a, b = places[0][source], places[1][target]
@@ -534,7 +534,7 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawi
     steps = [0.18] * len(widths) if turned else [width + 0.16 for width in widths]
     ends = np.cumsum(steps)
     middles = (ends - np.array(steps) / 2).tolist()
-    at = {entry.index: x for entry, x in zip(entries, middles, strict=True)}
+    at = {entry.position: x for entry, x in zip(entries, middles, strict=True)}
     pairs = [(at[s], at[t]) for s, t in zip(sources.tolist(), targets.tolist(), strict=True)]
     farthest = max(abs(a - b) for a, b in pairs)
     tall = min(2.6, 0.5 * farthest)
