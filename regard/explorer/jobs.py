@@ -25,6 +25,13 @@ from regard.tasks.images import has_vision
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides
+MOST_WAITING = 8
+MOST_BYTES = 64 << 20  # of the images that wait
+MOST_REMEMBERED = 64  # jobs that ended
+UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
+
+State = Literal["loading", "reading", "done", "failed", "cancelled"]
+ENDED = ("done", "failed", "cancelled")
 
 
 class SessionShelf:
@@ -76,10 +83,8 @@ class ModelShelf:
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
         self.ignore = tuple(ignore)
-        places = [str(place) for place in where]
-        self.offered = [
-            OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))
-        ]
+        places = dict.fromkeys(map(str, where))
+        self.offered = [OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(places)]
         if demo:
             with suppress(ImportError):  # not installed
                 self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
@@ -132,14 +137,6 @@ class ModelShelf:
             return
         with self._locks[held[0]]:
             yield
-
-
-State = Literal["loading", "reading", "done", "failed", "cancelled"]
-ENDED = ("done", "failed", "cancelled")
-MOST_WAITING = 8
-MOST_BYTES = 64 << 20  # of the images that wait
-MOST_REMEMBERED = 64  # jobs that ended
-UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
 
 
 class BusyError(RuntimeError):
@@ -273,7 +270,7 @@ class Jobs:
                 self._do(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
-            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # said for people
+            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
                 message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
                 where = job.model.where  # not shown: a folder of this machine
                 message = message.replace(where, job.model.name) if Path(where).is_absolute() else message

@@ -268,7 +268,7 @@ class Connection(H11Protocol):
         """Count it, and wait for the head of its first request."""
         super().connection_made(transport)
         self._too_many = len(self.connections) > MOST_CONNECTIONS
-        if len(self.connections) > 2 * MOST_CONNECTIONS:  # not even told why
+        if len(self.connections) > 2 * MOST_CONNECTIONS:  # too many to answer each
             transport.abort()
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
 
