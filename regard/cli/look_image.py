@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
-    from regard.session.heads import Layer, SeenLayer
+    from regard.session.heads import Layer
     from regard.session.protocol import Opening
     from regard.session.session import Session
 
@@ -87,7 +87,7 @@ class _ImageFocus:
     token: as the overlay takes it.  number: of the token, counted through the windows; None for all queries.
     """
 
-    layer: SeenLayer
+    layer: Layer
     index: int
     view: View
     token: int | str | tuple[int, int] | None
@@ -97,9 +97,9 @@ class _ImageFocus:
 
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
-    from regard.session.heads import last_that_looks, layers_of
+    from regard.session.heads import last_that_looks
 
-    layers = layers_of(session)
+    layers = list(session.layers)
     if options.head is not None and options.layer is None:
         raise ValueError(f"--head {options.head} needs --layer: each layer has heads of its own")
     if options.token is not None and at is not None:
@@ -120,7 +120,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
     return _ImageFocus(seen, index, view, token, _number(view, token, at), overlay, layers)
 
 
-def _find_token(seen: SeenLayer, wanted: str | None) -> int | str | tuple[int, int] | None:
+def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] | None:
     """--token as the overlay takes it; by default cls, or the last word, or all queries where there is neither."""
     assert seen.sides is not None
     queries = seen.sides.queries

@@ -78,9 +78,7 @@ class _Focus:
 
 def _focus(session: Session, options: LookOptions) -> _Focus:
     """--layer, --head and --token of a session. Raises ValueError or IndexError with what there is."""
-    from regard.session.heads import layers_of
-
-    layers = layers_of(session)
+    layers = list(session.layers)
     if not layers:
         session.capture.summary()  # which raises, and says what is known about why
     if options.head is not None and options.layer is None:

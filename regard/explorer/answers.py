@@ -40,7 +40,7 @@ from regard.lens.placement import ImagePatches
 from regard.lens.view import View
 from regard.locale import translate
 from regard.masks.tiles import cell_edges
-from regard.session.heads import ComputedHead, HeadWeights, SeenLayer, Span, head_of, opening_of, pooled_tile
+from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, opening_of, pooled_tile
 from regard.session.protocol import (
     ArrayJSON,
     HeadAnswer,
@@ -109,7 +109,7 @@ def _checked_span(name: str, start: int, stop: int | None, count: int, most: int
     return start, stop
 
 
-def _find_head(session: Session, layer: int, head: int) -> SeenLayer:
+def _find_head(session: Session, layer: int, head: int) -> Layer:
     """The layer of a head that is there."""
     _check_index("layer", layer, len(session.layers), "layers")
     seen = session.layers[layer]
@@ -117,7 +117,7 @@ def _find_head(session: Session, layer: int, head: int) -> SeenLayer:
     return seen
 
 
-def _exact_weights(session: Session, layer: int, head: int, what: str) -> tuple[SeenLayer, HeadWeights]:
+def _exact_weights(session: Session, layer: int, head: int, what: str) -> tuple[Layer, HeadWeights]:
     seen = _find_head(session, layer, head)
     if seen.view.weights is None:
         raise LookupError(
@@ -370,7 +370,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnsw
     }
 
 
-def _map(layer: SeenLayer, head: int) -> tuple[Tensor, How]:
+def _map(layer: Layer, head: int) -> tuple[Tensor, How]:
     """The measured map, or one from exact weights; of the first window."""
     view = layer.view
     if "map" in view.held:

@@ -46,18 +46,22 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class SeenLayer:
+class Layer:
     """One attention layer of a capture.
 
-    path: of its module.  call: number of its first call if the module ran several times, else None.
-    view: on torch, with axes (B, H, …).  records: numbers of its calls in the capture.
+    index: its number in the session.  path: of its module.  view: on torch, with axes (B, H, …).
+    start: the position of query 0 among the session's tokens; None if its queries or keys are other tokens.
+    call: number of its first call if the module ran several times, else None.
+    records: numbers of its calls in the capture.
     sides: what the tokens of the first batch entry are and where they lie in an image, or None.
     """
 
+    index: int
     path: str
-    call: int | None
     view: View
-    records: tuple[int, ...]
+    start: int | None
+    call: int | None = None
+    records: tuple[int, ...] = ()
     sides: Sides | None = None
 
     @property
@@ -70,18 +74,28 @@ class SeenLayer:
         """Queries and keys of all windows."""
         return self.windows * self.view.sizes[2], self.windows * self.view.sizes[3]
 
+    @property
+    def rankable(self) -> bool:
+        """Whether its exact weights and its tokens are known."""
+        return self.start is not None and self.view.weights is not None
 
-def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
-    """The layers of a capture in the order of their first calls."""
+
+def layers_of(capture: Capture, tokens: int) -> tuple[Layer, ...]:
+    """The layers of a capture in the order of their first calls. tokens: how many the session has."""
     number = {id(record): n for n, record in enumerate(capture.records)}
-    layers = []
+    layers: list[Layer] = []
     for run in capture.runs():
         sides = None
         if run.path in capture.layouts and (run.call is None or len(run.records) == 1):
             placed = (capture[run.path] if run.call is None else capture[run.path, run.call]).placed
             sides = placed.entry(0)[0] if placed.sides else None
+        view = plain(run.view)
+        _, _, nq, nk = view.sizes
+        start: int | Tensor | None = nk - nq if view.place.offset is None else view.place.offset
+        if not isinstance(start, int) or not 0 <= start <= tokens - nq or view.kind != "self" or nk != tokens:
+            start = None  # other tokens, or an offset per batch row
         records = tuple(number[id(record)] for record in run.records)
-        layers.append(SeenLayer(run.path, run.call, plain(run.view), records, sides))
+        layers.append(Layer(len(layers), run.path, view, start, run.call, records, sides))
     return tuple(layers)
 
 
@@ -220,7 +234,7 @@ def one_head(weights: Weights, head: int, batch: int = 0) -> HeadWeights:
     return BlockWeights(parts, weights.first)
 
 
-def head_of(layer: SeenLayer, head: int) -> HeadWeights:
+def head_of(layer: Layer, head: int) -> HeadWeights:
     """The exact weights of one head of a layer that has them; windows lie along the diagonal."""
     weights, windows = layer.view.weights, range(layer.windows)
     assert weights is not None
@@ -342,25 +356,6 @@ def _plain(values: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- ranked links
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A layer whose links are ranked.
-
-    index: its number in the session.  path: of its module.  view: with axes (B, H, …).
-    start: the position of query 0 among the tokens; None if its queries or keys are other tokens.
-    """
-
-    index: int
-    path: str
-    view: View
-    start: int | None
-
-    @property
-    def rankable(self) -> bool:
-        """Whether its exact weights and its tokens are known."""
-        return self.start is not None and self.view.weights is not None
-
-
 class RankedLink(NamedTuple):
     """The weight of one token on another, in one head. Positions count tokens."""
 
@@ -369,19 +364,6 @@ class RankedLink(NamedTuple):
     query: int
     key: int
     weight: float
-
-
-def layers_of(session: Session) -> list[Layer]:
-    """The layers of a session, numbered as everywhere in the explorer."""
-    layers, length = [], len(session.tokens)
-    for index, seen in enumerate(session.layers):
-        _, _, nq, nk = seen.view.sizes
-        offset = seen.view.place.offset
-        start: int | Tensor | None = nk - nq if offset is None else offset
-        if not isinstance(start, int) or not 0 <= start <= length - nq or seen.view.kind != "self" or nk != length:
-            start = None  # other tokens, or an offset per batch row
-        layers.append(Layer(index, seen.path, seen.view, start))
-    return layers
 
 
 def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> Literal["weights", "length"] | None:
@@ -406,7 +388,7 @@ def strongest(
 
     Args:
         session: for its tokens.
-        layers: from `layers_of`, if they have no `obstacle`.
+        layers: of the session, if they have no `obstacle`.
         count: the most links to return.
         head: rank this head only.
         queries: positions of the queries; default all.
@@ -433,7 +415,7 @@ def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLin
 
     Of more than 2²⁵ weights, tokens at even distances are searched, as many as that allows; of images none.
     """
-    layers = [layer for layer in layers_of(session) if layer.rankable and session.layers[layer.index].sides is None]
+    layers = [layer for layer in session.layers if layer.rankable and layer.sides is None]
     each = sum(heads * nk for _, heads, _, nk in (layer.view.sizes for layer in layers))  # weights of one token
     affordable = FIRST_LOOK // max(1, each)
     if not layers or affordable == 0:
@@ -505,7 +487,7 @@ def opening_of(session: Session) -> Opening | None:
     if not session.ranked:
         return None
     _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
-    start = layers_of(session)[link.layer].start
+    start = session.layers[link.layer].start
     assert start is not None
     return {"layer": link.layer, "head": link.head, "token": link.query - start, "key": link.key}
 
@@ -516,7 +498,7 @@ def last_that_looks(session: Session) -> int | None:
     return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
 
 
-def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
+def head_for(layer: Layer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
     """The head and the query of an image's layer in which a patch gets most beyond its mean; None without weights.
 
     token: the query; default cls or the last word, or any if there is neither.  head: search this head only.

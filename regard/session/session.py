@@ -36,7 +36,7 @@ from regard.models.vision_language import VisionLanguageModel
 from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
-from regard.session.heads import HeadNumbers, RankedLink, SeenLayer, head_numbers, rank_heads, seen_layers
+from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
 from regard.session.protocol import Opening
 from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 from regard.tasks.inputs import eval_mode
@@ -78,9 +78,9 @@ class Session:
     opening: Opening | None = None
 
     @cached_property
-    def layers(self) -> tuple[SeenLayer, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """The attention modules, or each of their runs if they ran several times; answers number these."""
-        return seen_layers(self.capture)
+        return layers_of(self.capture, len(self.tokens))
 
     @cached_property
     def numbers(self) -> tuple[HeadNumbers, ...]:
@@ -196,7 +196,7 @@ def session_of(capture: Capture, name: str = "", *, images: Sequence[Source] = (
     """
     labels = tuple(capture.tokens[0] if capture.tokens else ())
     if not (labels and capture.layouts):  # with layouts, some calls are of patches and may have more keys than words
-        labels += ("",) * (max((layer.sizes[1] for layer in seen_layers(capture)), default=0) - len(labels))
+        labels += ("",) * (max((layer.sizes[1] for layer in layers_of(capture, 0)), default=0) - len(labels))
     session = Session(name or capture.model or "capture", capture, labels)
     shown = tuple(show_image(image) for image in images) or capture.photos
     if not shown:

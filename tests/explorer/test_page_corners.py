@@ -24,7 +24,7 @@ from regard.cli import main
 from regard.explorer import export
 from regard.explorer.export import write_html
 from regard.lens.capture import Capture, Record
-from regard.session.heads import layers_of, strongest
+from regard.session.heads import strongest
 from regard.session.session import Session, session_of
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
@@ -116,7 +116,7 @@ def test_address_that_names_a_head_alone_gets_a_token_to_begin_with(page, where,
 
 def opens(page: Any, session: Session) -> None:
     """Wait until the page shows the link that ranks first in the session."""
-    link = strongest(session, layers_of(session), count=1)[0]
+    link = strongest(session, session.layers, count=1)[0]
     chosen(page, link.layer, link.head)
     expect(page.locator(".said-query")).to_have_text(WORDS[link.query])
     expect(page.locator(".said-key")).to_have_text(WORDS[link.key])

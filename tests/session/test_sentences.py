@@ -15,7 +15,7 @@ from regard.explorer.answers import head, overview
 from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
-from regard.session.heads import layers_of, strongest
+from regard.session.heads import strongest
 from regard.session.session import Session, default_model, look_at, session_of
 from regard.stages import Lang
 
@@ -151,7 +151,7 @@ def test_head_of_the_demo_rests_on_cls_and_shows_it_and_animal() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_page_opens_on_the_link_that_the_terminal_ranks_first(text: str) -> None:
     session = look_at(text)
-    opening, best = overview(session)["opening"], strongest(session, layers_of(session), count=1)
+    opening, best = overview(session)["opening"], strongest(session, session.layers, count=1)
     wanted = [{"layer": one.layer, "head": one.head, "token": one.query, "key": one.key} for one in best]
     assert opening == (wanted[0] if wanted else None)
 
