@@ -24,8 +24,7 @@ from timing import heading, section, write
 from torch import Tensor
 
 import regard
-from regard.explorer.export import write_html
-from regard.explorer.export_data import carried
+from regard.explorer.export import page_data, write_html
 from regard.session.session import MEASURES, Session, look_at
 
 RESULTS = Path(__file__).parent / "results"
@@ -116,7 +115,7 @@ def clock(call: Callable[[], object]) -> float:
 
 def what(session: Session) -> str:
     """Of how many heads every weight is in the page, and of how many each token's strongest links."""
-    arrays = list(carried(session)["sessions"]["1"]["arrays"].values())
+    arrays = list(page_data(session)["sessions"]["1"]["arrays"].values())
     whole = [array["weights"] for array in arrays if "weights" in array]
     exact = "fp32" if whole and "error" not in whole[0] else "16 bit"
     links = len(arrays) - len(whole)

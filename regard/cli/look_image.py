@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
+    from regard.session.heads import Layer
     from regard.session.protocol import Opening
-    from regard.session.ranking import Layer, SeenLayer
     from regard.session.session import Session
 
 VERSION = 1
@@ -65,7 +65,7 @@ def read_image(image: str | bytes, options: LookOptions) -> Session:
     """
     from regard.data.images import peek_image
     from regard.models.loading import load
-    from regard.session.image_session import look_at_image
+    from regard.session.session import look_at_image
 
     if options.model is None:
         raise ValueError(
@@ -86,7 +86,7 @@ class _ImageFocus:
     token: as the overlay takes it.  number: of the token, counted through the windows; None for all queries.
     """
 
-    layer: SeenLayer
+    layer: Layer
     index: int
     view: View
     token: int | str | tuple[int, int] | None
@@ -96,9 +96,9 @@ class _ImageFocus:
 
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
-    from regard.session.ranking import last_that_looks, layers_of
+    from regard.session.heads import last_that_looks
 
-    layers = layers_of(session)
+    layers = list(session.layers)
     if options.head is not None and options.layer is None:
         raise ValueError(f"--head {options.head} needs --layer: each layer has heads of its own")
     if options.token is not None and at is not None:
@@ -119,7 +119,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
     return _ImageFocus(seen, index, view, token, _number(view, token, at), overlay, layers)
 
 
-def _find_token(seen: SeenLayer, wanted: str | None) -> int | str | tuple[int, int] | None:
+def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] | None:
     """--token as the overlay takes it; by default cls, or the last word, or all queries where there is neither."""
     assert seen.sides is not None
     queries = seen.sides.queries
@@ -240,7 +240,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
 
 def _opening(options: LookOptions, focus: _ImageFocus) -> Opening:
     """Where the page opens: on the layer, token and head that are printed; of all heads, on the one that stands out."""
-    from regard.session.ranking import head_for
+    from regard.session.heads import head_for
 
     head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
     return {"layer": focus.index, "head": head, "token": token, "key": None}

@@ -16,8 +16,8 @@ from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
 
 if TYPE_CHECKING:
+    from regard.session.heads import Layer, RankedLink
     from regard.session.protocol import Opening
-    from regard.session.ranking import Layer, RankedLink
     from regard.session.session import Session
 
 VERSION = 1
@@ -78,9 +78,7 @@ class _Focus:
 
 def _focus(session: Session, options: LookOptions) -> _Focus:
     """--layer, --head and --token of a session. Raises ValueError or IndexError with what there is."""
-    from regard.session.ranking import layers_of
-
-    layers = layers_of(session)
+    layers = list(session.layers)
     if not layers:
         session.capture.summary()  # which raises, and says what is known about why
     if options.head is not None and options.layer is None:
@@ -149,7 +147,7 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
             row where queries and keys were not kept.
     """
     from regard.explorer.answers import head as head_answer
-    from regard.session.ranking import obstacle, strongest
+    from regard.session.heads import obstacle, strongest
     from regard.session.sentences import WARNING
 
     focus = _focus(session, options)
@@ -467,7 +465,7 @@ def print_written(written: dict[str, Path | None], out: Terminal) -> None:
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
-    from regard.session.ranking import obstacle, strongest
+    from regard.session.heads import obstacle, strongest
 
     focus, row, links = _focus(session, options), said["row"], said["links"] or []
     link = links[0] if links else None

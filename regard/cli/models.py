@@ -35,7 +35,7 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     """
     from regard.models.checkpoint import find
     from regard.models.loading import load
-    from regard.session.image_session import takes_images
+    from regard.session.session import takes_images
 
     dtype = None if options.dtype is None else torch_dtype(options.dtype)
     check_device(options.device)

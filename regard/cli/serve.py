@@ -117,8 +117,7 @@ def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[S
 
 
 def _read(what: str, models: ModelShelf, truncate: bool) -> Session:
-    from regard.session.image_session import look_at_image
-    from regard.session.session import look_at
+    from regard.session.session import look_at, look_at_image
 
     found = is_file(what, TAKES)
     if is_image(what):

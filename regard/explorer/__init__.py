@@ -8,7 +8,6 @@ What it is made of is in docs/explorer.md.
 """
 
 from regard.explorer.export import write_html
-from regard.session.image_session import look_at_image
-from regard.session.session import Session, look_at, open_file
+from regard.session.session import Session, look_at, look_at_image, open_file
 
 __all__ = ["Session", "look_at", "look_at_image", "open_file", "write_html"]

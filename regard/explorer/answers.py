@@ -1,5 +1,19 @@
 """The explorer's protocol: one function per question about a session, each returning JSON values (session/protocol.py).
 
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer, keep="qk") as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> session = Session("toy", seen, ("a", "b", "c"))
+    >>> overview(session)["labels"], tokens(session, 1, 3)
+    (['a', 'b', 'c'], {'start': 1, 'labels': ['b', 'c']})
+    >>> head(session, 0, 1)["sentence"][:38], links(session, 0, 1, count=2)["how"]
+    ('Head 1 of layer 0 spreads about evenly', 'exact')
+    >>> row(session, 0, 1, token=2)["top"][0], tile(session, 0, 1, (0, 2), (0, 3))["cells"]["shape"]
+    ({'key': 0, 'weight': 0.3333333432674408}, [2, 3])
+    >>> steps(session, 0, 1, token=2, key=1)["scale"]
+    0.5
+
 Server, notebook and exported page ask the same questions. All raise IndexError for a layer, head, token or key out of
 range, LookupError if the capture lacks what is needed, and ValueError for a wrong size or language.
 
@@ -9,10 +23,9 @@ Axis letters: N positions (Nq queries, Nk keys), D head size.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
 from itertools import groupby
 from math import isfinite
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -27,18 +40,7 @@ from regard.lens.overlays import ImagePatches
 from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
-from regard.session.head_weights import (
-    FEW_CELLS,
-    Scored,
-    Span,
-    checked_index,
-    checked_language,
-    checked_span,
-    exact_weights,
-    find_head,
-    head_of,
-    pooled_tile,
-)
+from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, opening_of, pooled_tile
 from regard.session.protocol import (
     ArrayJSON,
     HeadAnswer,
@@ -57,7 +59,6 @@ from regard.session.protocol import (
     TileAnswer,
     TokensAnswer,
 )
-from regard.session.ranking import SeenLayer, opening_of
 from regard.session.sentences import WARNING, sentence
 from regard.session.session import Session
 
@@ -74,41 +75,74 @@ TOP = 12  # keys of a row
 MOST_WEIGHTS = 1 << 17  # of a row in one answer
 LARGEST_TILE = 256  # cells each way
 MOST_KEYS = 64  # in the steps
+FEW_CELLS = 1 << 24  # weights that are computed for one answer: 4,096 × 4,096
+LINKS_AT_ONCE = 1 << 22  # weights in memory while links are searched
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def checked_language(lang: str) -> Lang:
+    """The language, if it is one of those of the explorer; else raises ValueError."""
+    for name in get_args(Lang):
+        if name == lang:
+            return name  # type: ignore[no-any-return]
+    raise ValueError(f"lang must be {' or '.join(get_args(Lang))}, got {lang!r}")
+
+
+def _check_index(name: str, value: int, count: int, of: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
+    if not 0 <= value < count:
+        raise IndexError(f"{name} {value} is out of range: there are {count} {of}, counted from 0")
+
+
+def _checked_span(name: str, start: int, stop: int | None, count: int, most: int | None = None) -> Span:
+    """[start, stop) among `count`; stop defaults to the end, or to `most` items."""
+    if stop is None:
+        stop = count if most is None else max(start, min(count, start + most))
+    if not 0 <= start <= stop <= count:
+        raise IndexError(f"{name} {start} up to {stop} are out of range: there are {count}, counted from 0")
+    if most is not None and stop - start > most:
+        raise ValueError(f"{stop - start:,} {name} are too many for one answer: at most {most:,}")
+    return start, stop
+
+
+def _find_head(session: Session, layer: int, head: int) -> Layer:
+    """The layer of a head that is there."""
+    _check_index("layer", layer, len(session.layers), "layers")
+    seen = session.layers[layer]
+    _check_index("head", head, seen.view.sizes[1], "heads")
+    return seen
+
+
+def _exact_weights(session: Session, layer: int, head: int, what: str) -> tuple[Layer, HeadWeights]:
+    seen = _find_head(session, layer, head)
+    if seen.view.weights is None:
+        raise LookupError(
+            f"{what} needs queries and keys, which this capture does not hold: record it again with "
+            "regard.watch(model, keep='qk'), and save it without overview=True"
+        )
+    return seen, head_of(seen, head)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
 
 
 def packed(values: Tensor) -> ArrayJSON:
-    """A tensor as JSON; NaN and infinities are kept.
-
-    >>> packed(torch.zeros(0))
-    {'shape': [0], 'f32': ''}
-    """
+    """A tensor as JSON; NaN and infinities are kept."""
     numbers = values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
     return {"shape": list(values.shape), "f32": b64encode(numbers.tobytes()).decode("ascii")}
 
 
 def unpacked(array: ArrayJSON) -> Tensor:
-    """The fp32 tensor of a packed array.
-
-    >>> unpacked(packed(torch.tensor([[0.5, 0.25]])))
-    tensor([[0.5000, 0.2500]])
-
-    Raises:
-        ValueError: if the numbers do not fill the shape.
-    """
+    """The fp32 tensor of a packed array. Raises ValueError if the numbers do not fill the shape."""
     numbers = np.frombuffer(b64decode(array["f32"]), "<f4").astype(np.float32)
     return torch.from_numpy(numbers).reshape(array["shape"])
 
 
 def binned(values: Tensor, bins: int, how: Literal["sum", "max"]) -> Tensor:
-    """(…, N) → (…, min(N, bins)): the sum, in fp64 inside, or the maximum of each bin.
-
-    >>> values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    >>> binned(values, 2, "sum"), binned(values, 2, "max")
-    (tensor([ 3., 12.]), tensor([2., 5.]))
-    """
+    """(…, N) → (…, min(N, bins)): the sum, in fp64 inside, or the maximum of each bin."""
     n = values.shape[-1]
     if n <= bins:
         return values.float()
@@ -127,14 +161,6 @@ def _finite(value: float | None) -> float | None:
 
 def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
     """All heads at a glance, and what can be requested next. Computes rows only of calls of a few hundred tokens.
-
-    >>> import torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer) as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> answer = overview(Session("toy", seen, ("a", "b", "c")))
-    >>> answer["rows"], answer["labels"], answer["measures"]["entropy"]["shape"]
-    (False, ['a', 'b', 'c'], [1, 2])
 
     lang: of the warning.
     """
@@ -162,6 +188,20 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
                 "layout": numbers[index],
             }
         )
+    images: list[ImageJSON] = []
+    for number, frame in enumerate(session.frames):
+        shown = session.images[number] if number < len(session.images) else None
+        height, width = frame.picture
+        box = frame.boxes([0, 0, *frame.pixels]) / (height, width, height, width)
+        images.append(
+            {
+                "height": height,
+                "width": width,
+                "name": None if shown is None else shown.name,
+                "shown": shown is not None,
+                "seen": box.round(DIGITS).tolist(),
+            }
+        )
     text = session.text
     return {
         "version": VERSION,
@@ -174,7 +214,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
         "opening": opening_of(session),
-        "images": _images(session),
+        "images": images,
         "layouts": layouts,
         "warning": translate(WARNING, lang),
     }
@@ -202,31 +242,8 @@ def _measures(session: Session) -> dict[str, ArrayJSON]:
     return tables
 
 
-def _images(session: Session) -> list[ImageJSON]:
-    lines: list[ImageJSON] = []
-    for number, frame in enumerate(session.frames):
-        shown = session.images[number] if number < len(session.images) else None
-        height, width = frame.image_size
-        seen = frame.boxes([0, 0, *frame.pixels]) / (height, width, height, width)
-        lines.append(
-            {
-                "height": height,
-                "width": width,
-                "name": None if shown is None else shown.name,
-                "shown": shown is not None,
-                "seen": seen.round(DIGITS).tolist(),
-            }
-        )
-    return lines
-
-
 def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | None]]:
-    """The distinct layouts of a session, and for each layer the numbers of its queries' and its keys' layout.
-
-    >>> from regard.lens.capture import Capture
-    >>> layouts_of(Session("toy", Capture(), ()))
-    ([], [])
-    """
+    """The distinct layouts of a session, and for each layer the numbers of its queries' and its keys' layout."""
     numbers: dict[Layout, int] = {}
     layouts: list[LayoutJSON] = []
     layers: list[list[int] | None] = []
@@ -272,27 +289,13 @@ def _grid(patches: ImagePatches) -> PatchGridJSON:
 
 
 def tokens(session: Session, start: int = 0, stop: int | None = None) -> TokensAnswer:
-    """The labels of tokens [start, stop), each cut at 64 characters.
-
-    >>> from regard.lens.capture import Capture
-    >>> tokens(Session("toy", Capture(), ("a", "b", "c")), 1, 3)
-    {'start': 1, 'labels': ['b', 'c']}
-
-    At most 65,536 at once.
-    """
-    start, stop = checked_span("tokens", start, stop, len(session.tokens), most=MOST_LABELS)
+    """The labels of tokens [start, stop), at most 65,536, each cut at 64 characters."""
+    start, stop = _checked_span("tokens", start, stop, len(session.tokens), most=MOST_LABELS)
     return {"start": start, "labels": _labels(session, start, stop)}
 
 
 def image(session: Session, number: int) -> ImageAnswer:
-    """The bytes of an image.
-
-    >>> from regard.lens.capture import Capture
-    >>> image(Session("toy", Capture(), ()), 0)
-    Traceback (most recent call last):
-        ...
-    LookupError: there is no image 0: this session has none
-    """
+    """The bytes of an image. Raises LookupError if the session has none of that number."""
     photo = find_image(session, number)
     return {"kind": photo.kind, "base64": b64encode(photo.data).decode("ascii")}
 
@@ -313,16 +316,9 @@ def find_image(session: Session, number: int) -> Photo:
 def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnswer:
     """The card of a head: map, received mass, entropy, numbers, a sentence and its strongest links.
 
-    >>> import torch, regard
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model) as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> head(Session("toy", seen, ("a", "b", "c")), 0, 1)["sentence"][:38]
-    'Head 1 of layer 0 spreads about evenly'
-
     Needs a map, or q and k.
     """
-    lang, seen = checked_language(lang), find_head(session, layer, head)
+    lang, seen = checked_language(lang), _find_head(session, layer, head)
     view, numbers = seen.view, session.numbers[layer]
     cells, how = _map(seen, head)
     strongest = links(session, layer, head)
@@ -373,7 +369,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnsw
     }
 
 
-def _map(layer: SeenLayer, head: int) -> tuple[Tensor, How]:
+def _map(layer: Layer, head: int) -> tuple[Tensor, How]:
     """The measured map, or one from exact weights; of the first window."""
     view = layer.view
     if "map" in view.held:
@@ -392,75 +388,51 @@ def _map(layer: SeenLayer, head: int) -> tuple[Tensor, How]:
 def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksAnswer:
     """The strongest links of a head, the strongest first: of all weights, or of the map's strongest cells.
 
-    >>> import torch, regard
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model, keep="qk") as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> answer = links(Session("toy", seen, ("a", "b", "c")), 0, 1, count=2)
-    >>> len(answer["links"]), answer["how"]
-    (2, 'exact')
-
     Queries that see a single key are left out. The list is empty if the capture has neither q and k, nor links, nor an
     exact map.
     """
-    seen = find_head(session, layer, head)
-    view, (_, _, nq, nk) = seen.view, seen.view.sizes
+    seen = _find_head(session, layer, head)
+    view, (_, _, nq, nk), visible = seen.view, seen.view.sizes, seen.view.place.visible
     windows = [((w * nq, (w + 1) * nq), (w * nk, (w + 1) * nk)) for w in range(seen.windows)]
-    found: list[LinkJSON] = []
+    strongest: list[LinkJSON] = []
     how: How = "exact"
+
+    def add(weights: Tensor, rows: Span, first_key: int, keys: Tensor | None = None) -> None:
+        """Add links of weights (rows, …) in one window; their columns are keys from `first_key` on, or `keys`."""
+        weights = weights.nan_to_num(0.0)
+        if visible is not None:
+            window = rows[0] // max(1, nq) if seen.windows > 1 else 0
+            counts = visible[window if visible.shape[0] > 1 else 0, head if visible.shape[1] > 1 else 0]
+            single = counts[rows[0] - window * nq : rows[1] - window * nq] == 1
+            weights = weights.masked_fill(single.to(weights.device)[:, None], 0.0)
+        values, at = weights.reshape(-1).topk(min(count, weights.numel()))
+        cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
+        for weight, (i, j) in sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1])):
+            if weight > 0:
+                key = first_key + (j if keys is None else int(keys[i, j]))
+                strongest.append({"query": rows[0] + i, "key": key, "weight": weight})
+        strongest.sort(key=lambda link: -link["weight"])
+        del strongest[count:]
+
     if "top_key" in view.held:
         top = view.top()
         for w, (rows, cols) in enumerate(windows):
-            weights = _rows_with_choice(seen, top.weight[w, head], rows, head)
-            for link in _largest_cells(weights, (0, 0), count):
-                key = cols[0] + int(top.index[w, head, link["query"], link["key"]])
-                found.append({"query": rows[0] + link["query"], "key": key, "weight": link["weight"]})
-    elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1):
-        found = _links_in(seen, head, windows, count)
-    elif view.weights is not None and "map" in view.held:
-        found, how = _links_in(seen, head, _strongest_cells(view, head), count), "pooled"
+            add(top.weight[w, head], rows, cols[0], top.index[w, head])
+    elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1 or "map" in view.held):
+        parts, weights = windows, head_of(seen, head)
+        if nq * nk > FEW_CELLS and seen.windows == 1:
+            parts, how = _strongest_cells(view, head), "pooled"
+        for (a, b), (c, d) in parts:
+            at_once = max(1, LINKS_AT_ONCE // max(1, d - c))
+            for i in range(a, b, at_once):
+                span = (i, min(i + at_once, b))
+                add(weights.tile(slice(*span), slice(c, d)), span, c)
     elif "map" in view.held and view.how("map") == "exact":
         for w, (rows, cols) in enumerate(windows):
-            weights = _rows_with_choice(seen, view.map()[w, head].float(), rows, head)
-            found += _largest_cells(weights, (rows[0], cols[0]), count)
+            add(view.map()[w, head].float(), rows, cols[0])
     else:
         how = "pooled"
-    return {"layer": layer, "head": head, "links": _first(found, count), "how": how}
-
-
-def _first(found: Iterable[LinkJSON], count: int) -> list[LinkJSON]:
-    return sorted(found, key=lambda link: -link["weight"])[:count]
-
-
-def _links_in(layer: SeenLayer, head: int, parts: list[tuple[Span, Span]], count: int) -> list[LinkJSON]:
-    """The strongest links in some parts of the weights, a few million weights at a time."""
-    weights, found = head_of(layer, head), list[LinkJSON]()
-    for (a, b), (c, d) in parts:
-        at_once = max(1, (1 << 22) // max(1, d - c))
-        for i in range(a, b, at_once):
-            span = (i, min(i + at_once, b))
-            tile = _rows_with_choice(layer, weights.tile(slice(*span), slice(c, d)), span, head)
-            found = _first([*found, *_largest_cells(tile, (i, c), count)], count)
-    return found
-
-
-def _rows_with_choice(layer: SeenLayer, weights: Tensor, rows: Span, head: int) -> Tensor:
-    """(rows, …) of one window without NaN, and 0 for queries that see a single key."""
-    visible, weights = layer.view.place.visible, weights.nan_to_num(0.0)
-    if visible is None:
-        return weights
-    nq = layer.view.sizes[2]
-    window = rows[0] // max(1, nq) if layer.windows > 1 else 0
-    first, end = (i - window * nq for i in rows)
-    seen = visible[window if visible.shape[0] > 1 else 0, head if visible.shape[1] > 1 else 0, first:end]
-    return weights.masked_fill((seen == 1).to(weights.device)[:, None], 0.0)
-
-
-def _largest_cells(weights: Tensor, corner: Span, count: int) -> list[LinkJSON]:
-    values, at = weights.reshape(-1).topk(min(count, weights.numel()))
-    cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
-    found = sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1]))
-    return [{"query": corner[0] + i, "key": corner[1] + j, "weight": w} for w, (i, j) in found if w > 0]
+    return {"layer": layer, "head": head, "links": strongest, "how": how}
 
 
 def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, Span]]:
@@ -468,8 +440,8 @@ def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, S
     cells = view.map()[0, head].float().nan_to_num(0.0)
     rows, cols = cell_edges(view.sizes[2], cells.shape[0]), cell_edges(view.sizes[3], cells.shape[1])
     places = cells.reshape(-1).topk(min(most, cells.numel())).indices.tolist()
-    found = [divmod(place, cells.shape[1]) for place in places]
-    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in found]
+    pairs = [divmod(place, cells.shape[1]) for place in places]
+    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
 
 
 # --------------------------------------------------------------------------------------------------------- row and tile
@@ -478,19 +450,12 @@ def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, S
 def row(session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None) -> RowAnswer:
     """The exact weights of one query: those of keys [start, stop), a ribbon of all keys, and the largest.
 
-    >>> import torch, regard
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model, keep="qk") as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> row(Session("toy", seen, ("a", "b", "c")), 0, 1, token=2)["top"][0]
-    {'key': 0, 'weight': 0.3333333432674408}
-
     Needs q and k. At most 131,072 weights at once.
     """
-    weights = exact_weights(session, layer, head, "an exact row")
+    _, weights = _exact_weights(session, layer, head, "an exact row")
     nq, nk = weights.sizes
-    checked_index("token", token, nq, "queries")
-    start, stop = checked_span("keys", start, stop, nk, most=MOST_WEIGHTS)
+    _check_index("token", token, nq, "queries")
+    start, stop = _checked_span("keys", start, stop, nk, most=MOST_WEIGHTS)
     p = weights.row(token).cpu()  # (Nk,)
     values, keys = p.nan_to_num(0.0).sort(descending=True, stable=True)  # the lower key first among equals
     largest = zip(keys[:TOP].tolist(), values[:TOP].tolist(), strict=True)
@@ -509,31 +474,23 @@ def row(session: Session, layer: int, head: int, token: int, start: int = 0, sto
 def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> TileAnswer:
     """A part of the map in at most size × size cells: single weights where they fit, else pooled.
 
-    >>> import torch, regard
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model, keep="qk") as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> answer = tile(Session("toy", seen, ("a", "b", "c")), 0, 1, (0, 2), (0, 3))
-    >>> answer["cells"]["shape"], answer["how"]
-    ([2, 3], 'exact')
-
     Up to 4,096 × 4,096 weights, a pooled cell is their exact sum divided by its number of queries. A larger part is cut
     from the measured map: the answer covers whole cells of that, and says which.
 
     Needs q and k.  rows, cols: queries and keys, [first, end).  size: 1 to 256.
     """
-    weights = exact_weights(session, layer, head, "a tile of the map")
+    seen, weights = _exact_weights(session, layer, head, "a tile of the map")
     if not 1 <= size <= LARGEST_TILE:
         raise ValueError(f"size must be 1 to {LARGEST_TILE}, got {size}")
-    rows = checked_span("rows", *rows, weights.sizes[0])
-    cols = checked_span("cols", *cols, weights.sizes[1])
+    rows = _checked_span("rows", *rows, weights.sizes[0])
+    cols = _checked_span("cols", *cols, weights.sizes[1])
     height, width = rows[1] - rows[0], cols[1] - cols[0]
     if 0 in (height, width):
         raise ValueError(f"rows {rows} and cols {cols} must hold at least one position each")
     if height * width <= FEW_CELLS:
         how: How = "exact" if max(height, width) <= size else "pooled"
         return {"rows": [*rows], "cols": [*cols], "cells": packed(pooled_tile(weights, rows, cols, size)), "how": how}
-    view = find_head(session, layer, head).view
+    view = seen.view
     if "map" not in view.held:
         raise LookupError(
             f"{height:,} × {width:,} weights are too many to compute now, and no map was measured with the run: "
@@ -562,21 +519,12 @@ def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: 
 def steps(session: Session, layer: int, head: int, token: int, key: int) -> StepsAnswer:
     """The steps of one query, for the requested key and its strongest ones; other masked keys are left out.
 
-    >>> import torch, regard
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model, keep="qk") as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> answer = steps(Session("toy", seen, ("a", "b", "c")), 0, 1, token=2, key=1)
-    >>> answer["d"], answer["scale"], answer["keys"], answer["v_sum"]
-    (4, 0.5, [0, 1, 2], None)
-
     Needs q and k; a model that computes its own softmax has none.
     """
-    nq, nk = exact_weights(session, layer, head, "showing the steps").sizes
-    checked_index("token", token, nq, "queries")
-    checked_index("key", key, nk, "keys")
+    seen, whole = _exact_weights(session, layer, head, "showing the steps")
+    _check_index("token", token, whole.sizes[0], "queries")
+    _check_index("key", key, whole.sizes[1], "keys")
     # 1. The call that the query belongs to: i among its queries, j among its keys, which begin at `first`.
-    seen = find_head(session, layer, head)
     weights = seen.view.weights
     window, i = divmod(token, max(1, seen.view.sizes[2])) if seen.windows > 1 else (0, token)
     batch, first = window, window * seen.view.sizes[3]
@@ -591,14 +539,14 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
             "the model computed these weights with its own softmax, so queries and keys are unknown: "
             "exact rows are available, the steps before them are not"
         )
-    scored, j = Scored(weights, head, batch), key - first
+    scored, j = ComputedHead(weights, head, batch), key - first
     if not 0 <= j < scored.sizes[1]:
         which = "is in another window than" if seen.windows > 1 else "did not exist yet for"
         raise IndexError(f"key {key} {which} token {token}, which sees keys {first} to {first + scored.sizes[1] - 1}")
     # 2. The keys to show: the requested one and those with the largest weights.
     rows = slice(i, i + 1)
     p = scored.row(i)  # (Nk,)
-    hidden = scored.hidden(rows)[0]  # (Nk,)
+    hidden = scored.masked(rows)[0]  # (Nk,)
     masked = int(hidden.sum())
     largest = p.nan_to_num(0.0).masked_fill(hidden, -1.0).topk(min(MOST_KEYS, len(p) - masked)).indices.tolist()
     others = [at for at in largest if at != j][: MOST_KEYS - 1]

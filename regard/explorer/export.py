@@ -1,180 +1,64 @@
-"""A session as one HTML file that opens offline."""
+"""A session as one HTML file that opens offline: the page, its data, and its modules as one script.
+
+The data of the page is JSON:
+    {"version": 1, "lang": "en", "sessions": {"1": {
+        "overview": the overview,
+        "labels": every token's label, or null where the overview has them all,
+        "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
+        "arrays": {"layer.head": what its rows are made of},
+        "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
+        "images": addresses that hold the bytes of each image: "data:image/jpeg;base64,…",
+        "left_out": {language: what is not there, in words}, or null}}}
+
+A head's arrays are every weight, the strongest links of each query (of weight 0 where it sees fewer keys), or nothing:
+    {"weights": (Nq, Nk)}, of a layer in windows (queries of all of them, keys of one)
+    {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
+and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
+page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
+only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
+
+An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
+smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
+
+How much: every weight in fp32 up to 5 MB; every weight, rounded, up to 288 tokens. Beyond that, heads in the order of
+their strongest links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links.
+
+Axis letters: N positions (Nq queries, Nk keys), D head size.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
+from typing import Any, get_args
 
-from regard.explorer.export_data import carried
-from regard.files import atomic_file, check_target
-from regard.locale import Lang
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.atomic_files import atomic_file, check_target
+from regard.explorer import answers
+from regard.explorer.answers import checked_language
+from regard.locale import translate
+from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.sentences import sentence
 from regard.session.session import Session
 
-IMPORT = re.compile(
-    r"""^import\s+(?:(?P<what>[^"';]+?)\s+from\s+)?["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE | re.DOTALL
+FROM = re.compile(
+    r"""^(?P<kind>import|export)\s+\{(?P<names>[\w$\s,]*)\}\s+from\s+["']\./(?P<path>[\w-]+\.js)["'];?[ \t]*$""", re.M
 )
-AGAIN = re.compile(r"""^export\s+(?P<what>\*|\{[^}]*\})\s+from\s+["'](?P<path>[^"']+)["'];?[ \t]*$""", re.MULTILINE)
-LIST = re.compile(r"^export\s+\{(?P<names>[^}]*)\};?[ \t]*$", re.MULTILINE)
-DECLARED = re.compile(
-    r"^export\s+(?P<default>default\s+)?(?=(?:async\s+function|function|class|const)\b\s*\*?\s*(?P<name>[\w$]+))",
-    re.MULTILINE,
-)
-DEFAULT = re.compile(r"^export\s+default\s+", re.MULTILINE)
-LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bimport\.meta\b", re.MULTILINE)
+EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const)\b\s*\*?\s*(?P<name>[\w$]+))", re.M)
+DEFAULT = re.compile(r"^export\s+default\s+", re.M)
+LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bimport\.meta\b", re.M)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # types are imported there; only looked for where LEFT is
-WORD = r"[A-Za-z_$][\w$]*"
-
-
-@dataclass(frozen=True)
-class Module:
-    """One JavaScript module.
-
-    text: without its imports and exports.  needs: path → the patterns that name what is imported from it.
-    gives: exported name → name inside.  passes_on: paths of which everything is exported again.
-    """
-
-    text: str
-    needs: dict[str, list[str]]
-    gives: dict[str, str]
-    passes_on: list[str]
-
-
-def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
-    """All modules that `entry` needs as one script.
-
-    >>> script, name = bundle({"a.js": "export const two = 2;", "b.js": 'import { two } from "./a.js";'}, "b.js")
-    >>> print(script)
-    const module0 = (() => { // a.js
-    const two = 2;
-    return { two };
-    })();
-    const module1 = (() => { // b.js
-    const { two } = module0;
-    <BLANKLINE>
-    return {  };
-    })();
-    >>> name
-    'module1'
-
-    Args:
-        modules: file name → text, all of one folder.
-        entry: the module to run, which comes last.
-
-    Returns:
-        The script, and the name in it that holds what `entry` exports.
-
-    Raises:
-        LookupError: for a missing module.
-        ValueError: for a cycle, and for a form of import or export that is not supported.
-    """
-    order: dict[str, Module] = {}
-
-    def visit(path: str, above: tuple[str, ...]) -> None:
-        """Put a module into `order` after all that it needs."""
-        if path in order:
-            return
-        if path in above:
-            raise ValueError(f"modules import each other in a cycle: {' → '.join([*above[above.index(path) :], path])}")
-        if path not in modules:
-            importer = f", which {above[-1]} imports" if above else ""
-            raise LookupError(f"there is no module {path!r}{importer}; there are {', '.join(sorted(modules))}")
-        module = _parse(path, modules[path])
-        for needed in [*module.needs, *module.passes_on]:
-            visit(needed, (*above, path))
-        order[path] = module
-
-    visit(entry, ())
-    names = {path: f"module{n}" for n, path in enumerate(order)}
-    lines = []
-    for path, module in order.items():
-        needed = [f"const {what} = {names[other]};" for other, whats in module.needs.items() for what in whats]
-        given = [f"...{names[other]}" for other in module.passes_on]
-        given += [outside if outside == inside else f"{outside}: {inside}" for outside, inside in module.gives.items()]
-        lines += [f"const {names[path]} = (() => {{ // {path}", *needed, module.text]
-        lines += [f"return {{ {', '.join(given)} }};", "})();"]
-    return "\n".join(lines), names[entry]
-
-
-def scripted(script: str) -> str:
-    r"""A script for a page's <script>, which would end at the first "</script", even in a string.
-
-    >>> scripted('let end = "</script>";')
-    'let end = "<\\/script>";'
-    """
-    return re.sub(r"<(?=!--)", r"<\\", re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE))
-
-
-def _parse(path: str, text: str) -> Module:
-    needs: dict[str, list[str]] = {}
-    gives: dict[str, str] = {}
-    passes_on: list[str] = []
-
-    def neighbour(asked: str) -> str:
-        if not re.fullmatch(r"\./[\w-]+\.js", asked):
-            raise ValueError(f"{path} imports {asked!r}: only neighbours can be imported, as './name.js'")
-        return asked[2:]
-
-    def pairs(names: str) -> list[tuple[str, str]]:
-        """`a, b as c` → (a, a), (b, c)."""
-        listed = []
-        for name in filter(None, (part.strip() for part in re.sub(r"//[^\n]*", "", names).split(","))):
-            found = re.fullmatch(rf"({WORD})(?:\s+as\s+({WORD}))?", name)
-            if found is None:
-                raise ValueError(f"{path}: cannot read the name {name!r} of an import or export")
-            listed.append((found[1], found[2] or found[1]))
-        return listed
-
-    def imported(found: re.Match[str]) -> str:
-        patterns, what = needs.setdefault(neighbour(found["path"]), []), (found["what"] or "").strip()
-        if whole := re.fullmatch(rf"\*\s+as\s+({WORD})", what):
-            patterns.append(whole[1])
-        elif what:
-            parts = re.fullmatch(rf"(?:(?P<default>{WORD})\s*,?\s*)?(?:\{{(?P<names>[^}}]*)\}})?", what)
-            if parts is None:
-                raise ValueError(f"{path}: a form of import that cannot be bundled: {what!r}")
-            names = [f"default: {parts['default']}"] if parts["default"] else []
-            names += [f"{inside}: {own}" if inside != own else own for inside, own in pairs(parts["names"] or "")]
-            patterns.append(f"{{ {', '.join(names)} }}")
-        return ""
-
-    def again(found: re.Match[str]) -> str:
-        needed = neighbour(found["path"])
-        if found["what"] == "*":
-            passes_on.append(needed)
-            return ""
-        for inside, outside in pairs(found["what"].strip("{}")):
-            own = f"again{len(gives)}"
-            needs.setdefault(needed, []).append(f"{{ {inside}: {own} }}")
-            gives[outside] = own
-        return ""
-
-    def listed(found: re.Match[str]) -> str:
-        gives.update({outside: inside for inside, outside in pairs(found["names"])})
-        return ""
-
-    def declared(found: re.Match[str]) -> str:
-        gives["default" if found["default"] else found["name"]] = found["name"]
-        return ""
-
-    def default(found: re.Match[str]) -> str:
-        gives["default"] = "theDefault"
-        return "const theDefault = "
-
-    for form, change in ((IMPORT, imported), (AGAIN, again), (LIST, listed), (DECLARED, declared), (DEFAULT, default)):
-        text = form.sub(change, text)
-    if unknown := LEFT.search(COMMENT.sub("", text)):
-        raise ValueError(f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}")
-    return Module(text, needs, gives, passes_on)
-
-
-# ----------------------------------------------------------------------------------------------------------------- page
 
 PAGE = Path(__file__).parent / "page"
 STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
@@ -218,17 +102,9 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
 
 
 def html(session: Session, lang: Lang = "en") -> str:
-    """The page of a session as text; raises as `write_html` does.
-
-    >>> import torch, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer, keep="qk") as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> '<script type="application/json" id="regard-data">' in html(Session("toy", seen, ("a", "b", "c")))
-    True
-    """
+    """The page of a session as text; raises as `write_html` does."""
     # 1. The data. "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data.
-    text = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(page_data(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
     data = f'<script type="application/json" id="regard-data">{text.replace("<", chr(92) + "u003c")}</script>\n'
     # 2. The page with its styles and modules inside.
@@ -250,22 +126,295 @@ def html(session: Session, lang: Lang = "en") -> str:
 
 
 def modules() -> dict[str, str]:
-    """The page's modules by file name.
-
-    >>> "source.js" in modules()
-    True
-    """
+    """The page's modules by file name."""
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
 
 
 def styles() -> str:
-    """The page's styles, in the order of its links.
-
-    >>> "<style>" in styles()
-    False
-    """
+    """The page's styles, in the order of its links."""
     links = STYLE.findall((PAGE / "index.html").read_text(encoding="utf-8"))
     files = [Path(found["path"]).name for link in links if (found := HREF.search(link))]
     texts = [(PAGE / file).read_text(encoding="utf-8") for file in files]
     assert not any("</style" in text.lower() for text in texts), "a style would end its own <style>"
     return "\n".join(texts)
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+ROOM = 5 * 2**20 * 3 // 4  # bytes of arrays of one kind, before base64 makes 5 MiB of them
+SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 144 heads take 32 MB
+LINKS = 12  # of a query, where not every weight is
+WORK = 1 << 29  # weights that are computed for links alone: some seconds
+AT_ONCE = 1 << 24  # weights that are held at once
+LEVELS = 65535  # of a rounded weight
+STEPS = 3  # links of a head whose steps are carried, where its vectors are not
+STEP_BYTES = 4096  # that one of them takes, about
+
+Place = tuple[int, int]  # layer, head
+
+
+def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
+    """The data of an exported page, as JSON values; raises as `write_html` does."""
+    lang = checked_language(lang)
+    overview = answers.overview(session, lang)
+    places = [(layer["index"], head) for layer in overview["layers"] for head in range(layer["heads"])]
+    heads = {_name(place): answers.head(session, *place, lang) for place in places}
+    plan = _plan(session, sorted(places, key=lambda place: -strength(heads[_name(place)])))
+    labels = [
+        label
+        for start in range(0, len(session.tokens), answers.MOST_LABELS)
+        for label in answers.tokens(session, start)["labels"]
+    ]
+    arrays: dict[str, Any] = {}
+    for place in sorted(plan.whole):  # layer by layer: the model runs once for the values of one
+        weights = head_of(session.layers[place[0]], place[1])
+        windows = _windows(session, place, weights)
+        whole = torch.cat([part.tile(slice(None), slice(None)) for part in windows])  # (Nq, Nk), or (W·Nq, Nk)
+        arrays[_name(place)] = {"weights": packed_weights(whole, plan.exact)}
+        if plan.vectors:
+            arrays[_name(place)] |= _vectors(session, place, weights)
+    for place in plan.links:
+        arrays[_name(place)] = {"top": _strongest(head_of(session.layers[place[0]], place[1]))}
+    steps = {
+        f"{_name(place)}.{link['query']}.{link['key']}": answers.steps(session, *place, link["query"], link["key"])
+        for place in ([] if plan.vectors else sorted(plan.stepped))
+        for link in heads[_name(place)]["links"][:STEPS]
+    }
+    images = [answers.image(session, number) for number in range(len(session.images))]
+    langs: tuple[Lang, ...] = get_args(Lang)
+    return {
+        "version": 1,
+        "lang": lang,
+        "sessions": {
+            "1": {
+                "overview": overview,
+                "labels": labels if len(labels) > len(overview["labels"]) else None,
+                "heads": heads,
+                "sentences": {
+                    one: {_name(p): sentence(session, *p, heads[_name(p)]["numbers"], one) for p in places}
+                    for one in langs
+                },
+                "arrays": arrays,
+                "steps": steps,
+                "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
+                "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
+            }
+        },
+    }
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}.{place[1]}"
+
+
+def strength(answer: Any) -> float:
+    """The strongest link of a head that leads neither to the first key, where heads rest, nor to the token itself."""
+    return max((link["weight"] for link in answer["links"] if link["key"] not in (0, link["query"])), default=0.0)
+
+
+@dataclass(frozen=True)
+class _ExportPlan:
+    """Which heads carry what.
+
+    heads: how many there are.  whole: those with every weight, in `exact` fp32 or rounded.
+    links: those with each query's strongest links.
+    stepped: those with the steps of some links, unless `vectors`, q and k of all heads, are there.
+    kept: whether the capture has q and k of every head.
+    """
+
+    heads: int
+    whole: tuple[Place, ...]
+    links: tuple[Place, ...]
+    stepped: tuple[Place, ...]
+    exact: bool
+    vectors: bool
+    kept: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether the page can answer everything that a server can."""
+        return len(self.whole) == self.heads and self.exact and self.vectors
+
+
+def _plan(session: Session, places: list[Place]) -> _ExportPlan:
+    """What fits. places: the heads, the most interesting first."""
+    layers = session.layers
+    known = {
+        place: head_of(layers[place[0]], place[1]) for place in places if layers[place[0]].view.weights is not None
+    }
+    cells = {layer: layers[layer].sizes[0] * layers[layer].view.sizes[3] for layer, _ in known}
+    longest = max((max(layers[layer].view.sizes[2:]) for layer in cells), default=0)
+    first = {place: _windows(session, place, weights)[0] for place, weights in known.items()}
+    computed = [place for place, weights in first.items() if isinstance(weights, ComputedHead)]
+    stepped = tuple(computed[: ROOM // (STEPS * STEP_BYTES)])
+    exact, kept = 4 * sum(cells[layer] for layer, _ in known) <= ROOM, len(known) == len(places)
+    if exact or longest <= SHORT:
+        scored = [weights for weights in known.values() if isinstance(weights, ComputedHead)]
+        size = 4 * sum(head.q.numel() + 2 * head.k.numel() for head in scored)  # with as many values as keys
+        vectors = len(scored) == len(known) > 0 and size <= ROOM
+        return _ExportPlan(len(places), tuple(known), (), stepped, exact, vectors, kept)
+    whole = _fitting(list(known), {layer: 2 * n for layer, n in cells.items()}, ROOM)
+    rest = [place for place in known if place not in set(whole)]
+    each = {layer: LINKS * 4 * layers[layer].sizes[0] for layer in cells}
+    affordable = set(_fitting(rest, cells, WORK))
+    links = tuple(place for place in _fitting(rest, each, ROOM) if place in affordable)
+    return _ExportPlan(len(places), tuple(whole), links, stepped, exact=False, vectors=False, kept=kept)
+
+
+def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
+    """The first heads that fit into the room together, each as large as its layer says."""
+    fitting = []
+    for place in places:
+        room -= each[place[0]]
+        if room < 0:
+            break
+        fitting.append(place)
+    return fitting
+
+
+def _windows(session: Session, place: Place, weights: HeadWeights) -> Sequence[HeadWeights]:
+    cut = session.layers[place[0]].windows > 1
+    return weights.parts if cut and isinstance(weights, BlockWeights) else [weights]
+
+
+def _vectors(session: Session, place: Place, weights: HeadWeights) -> dict[str, Any]:
+    """What the page computes the steps from."""
+    assert isinstance(weights, ComputedHead)
+    parts = {"q": weights.q, "k": weights.k, "lse": weights.lse}  # (Nq, D), (Nk, D), (Nq)
+    values = session.head_values(*place)
+    if values is not None:
+        parts["v"] = values  # (Nk, Dv)
+    arrays = {name: packed(_plain(part), "f32") for name, part in parts.items()}
+    hidden = weights.masked(slice(None))  # (Nq, Nk)
+    if bool(hidden.any()):
+        arrays["hidden"] = packed(_plain(hidden), "u16")
+    return arrays | {"scale": float(weights.call.scale)}
+
+
+def _strongest(weights: HeadWeights) -> dict[str, Any]:
+    """The strongest links of each query, some queries at a time."""
+    nq, nk = weights.sizes
+    at_once, k = max(1, AT_ONCE // max(1, nk)), min(LINKS, nk)
+    parts = [
+        weights.tile(slice(i, min(i + at_once, nq)), slice(None)).nan_to_num(0.0).topk(k, -1)
+        for i in range(0, nq, at_once)
+    ]
+    index = np.concatenate([part.indices.cpu().numpy() for part in parts])  # (Nq, k)
+    weight = torch.cat([part.values for part in parts])
+    kind = "u16" if nk <= LEVELS + 1 else "u32"
+    return {"keys": nk, "index": packed(index, kind), "weight": packed_weights(weight, exact=False)}
+
+
+def packed_weights(weights: Tensor, exact: bool) -> dict[str, Any]:
+    """Weights in fp32, or rounded to 1/65535 with the error that makes; NaN has no level and stays fp32."""
+    if exact or not bool(weights.isfinite().all()):
+        return packed(_plain(weights), "f32")
+    levels = np.rint(_plain(weights).clip(0, 1) * LEVELS)
+    return packed(levels, "u16") | {"error": 0.5 / LEVELS}
+
+
+def packed(values: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+    """An array as the page reads it, compressed where that makes it a tenth smaller."""
+    plain = values.astype({"f32": "<f4", "u16": "<u2", "u32": "<u4"}[kind]).tobytes()
+    small = zlib.compress(plain, 6)
+    deflate = len(small) < 0.9 * len(plain)
+    text = b64encode(small if deflate else plain).decode("ascii")
+    return {"shape": list(values.shape), kind: text} | ({"deflate": True} if deflate else {})
+
+
+def _plain(values: Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to("cpu", torch.float32).numpy()
+
+
+def _left_out(plan: _ExportPlan, lang: Lang) -> str:
+    """What the page lacks, in words."""
+    whole, links, none = len(plan.whole), len(plan.links), plan.heads - len(plan.whole) - len(plan.links)
+    parts = []
+    if whole and links + none:
+        text = "This file holds every weight of {count} of {total} heads."
+        parts.append(translate(text, lang, count=whole, total=plan.heads))
+    if links:
+        text = "Of {count} heads it holds the {links} strongest links of each token."
+        parts.append(translate(text, lang, count=links, links=LINKS))
+    if none:
+        parts.append(translate("Of {count} heads it holds the map and the strongest links only.", lang, count=none))
+    if whole + links and not plan.exact:
+        parts.append(translate("Weights are rounded to 1/65535.", lang))
+    if not plan.vectors and plan.stepped:
+        text = "It holds the steps of the {links} strongest links of {count} heads."
+        parts.append(translate(text, lang, links=STEPS, count=len(plan.stepped)))
+    elif not plan.vectors:
+        parts.append(translate("The steps are not in it.", lang))
+    if plan.kept:
+        return " ".join([*parts, translate("`regard serve` shows everything.", lang)])
+    text = "The capture was made without queries and keys: watch(model, keep='qk') keeps them."
+    return " ".join([*parts, translate(text, lang)])
+
+
+# --------------------------------------------------------------------------------------------------------------- bundle
+
+
+def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
+    """All modules that `entry` needs as one script, and the name in it that holds what `entry` exports.
+
+    >>> script, name = bundle({"a.js": "export const two = 2;", "b.js": 'import { two } from "./a.js";'}, "b.js")
+    >>> print(script)
+    const module0 = (() => { // a.js
+    const two = 2;
+    return { two };
+    })();
+    const module1 = (() => { // b.js
+    const { two } = module0;
+    <BLANKLINE>
+    return {  };
+    })();
+
+    modules: file name → text, all of one folder.  entry: the module to run, which comes last.
+
+    Supports what the page uses: names imported or exported from a neighbour, exported declarations, and
+    `export default` of a value.
+    Raises LookupError for a missing module, ValueError for a cycle or for another form of import or export.
+    """
+    names: dict[str, str] = {}  # file → the constant that holds what it exports
+    lines: list[str] = []
+
+    def visit(path: str, above: tuple[str, ...]) -> None:
+        """Write a module after all that it needs."""
+        if path in names:
+            return
+        if path in above:
+            raise ValueError(f"modules import each other in a cycle: {' → '.join([*above[above.index(path) :], path])}")
+        if path not in modules:
+            importer = f", which {above[-1]} imports" if above else ""
+            raise LookupError(f"there is no module {path!r}{importer}; there are {', '.join(sorted(modules))}")
+        needs = list(FROM.finditer(modules[path]))
+        text = FROM.sub("", modules[path])
+        exports = [match["name"] for match in EXPORT.finditer(text)]
+        text, defaults = DEFAULT.subn("const theDefault = ", EXPORT.sub("", text))
+        exports += ["default: theDefault"] * defaults
+        if unknown := LEFT.search(COMMENT.sub("", text)):
+            raise ValueError(
+                f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}; "
+                "write import { name } from './name.js', or export a declaration"
+            )
+        for match in needs:
+            visit(match["path"], (*above, path))
+        imports = []
+        for match in needs:
+            module, listed = names[match["path"]], filter(None, map(str.strip, match["names"].split(",")))
+            pairs = [re.split(r"\s+as\s+", name) for name in listed]
+            if match["kind"] == "import":
+                imports.append(f"const {{ {', '.join(': '.join(pair) for pair in pairs)} }} = {module};")
+            else:
+                exports += [f"{pair[-1]}: {module}.{pair[0]}" for pair in pairs]
+        names[path] = f"module{len(names)}"
+        lines.append(f"const {names[path]} = (() => {{ // {path}")
+        lines.extend([*imports, text, f"return {{ {', '.join(exports)} }};", "})();"])
+
+    visit(entry, ())
+    return "\n".join(lines), names[entry]
+
+
+def scripted(script: str) -> str:
+    """A script for a page's <script>, which would end at the first "</script", even in a string."""
+    return re.sub(r"<(?=!--)", r"<\\", re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE))

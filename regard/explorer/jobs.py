@@ -20,26 +20,22 @@ from regard.models.checkpoint import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
-from regard.session.image_session import look_at_image, takes_images
-from regard.session.session import Session, default_model, look_at, name_of
+from regard.session.session import Session, default_model, look_at, look_at_image, name_of, takes_images
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides
+MOST_WAITING = 8
+MOST_BYTES = 64 << 20  # of the images that wait
+MOST_REMEMBERED = 64  # jobs that ended
+UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
+
+State = Literal["loading", "reading", "done", "failed", "cancelled"]
+ENDED = ("done", "failed", "cancelled")
 
 
 class SessionShelf:
-    """Sessions by id: "1", "2", …, each used once.
-
-    >>> from regard.lens.capture import Capture
-    >>> shelf = SessionShelf(most=1)
-    >>> shelf.add(Session("a", Capture(), ())), shelf.add(Session("b", Capture(), ()))
-    ('1', '2')
-    >>> list(shelf.all())
-    ['2']
-
-    most: how many are kept; the oldest goes first.
-    """
+    """Sessions by id: "1", "2", …, each used once. The oldest go first."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
@@ -58,11 +54,10 @@ class SessionShelf:
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
-            found = self._sessions.get(name)
-            there = ", ".join(self._sessions) or "none"
-        if found is None:
-            raise LookupError(f"there is no session {name[:40]!r}: there are {there}; the oldest go when new ones come")
-        return found
+            if name in self._sessions:
+                return self._sessions[name]
+            ids = ", ".join(self._sessions) or "none"
+        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; the oldest go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""
@@ -82,21 +77,14 @@ class OfferedModel:
 class ModelShelf:
     """Models for new sessions, loaded at first use; those used last stay in memory.
 
-    >>> [model.name for model in ModelShelf(["models/gpt2"], demo=False).offered]
-    ['gpt2']
-
-    Args:
-        where: directories or hub ids; the first is the default.
-        demo: offer the demo package's model too, if it is installed.
-        ignore: as in `regard.load`.
+    where: directories or hub ids; the first is the default.  demo: offer the demo package's model too, if it is
+    installed.  ignore: as in `regard.load`.
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
         self.ignore = tuple(ignore)
-        places = [str(place) for place in where]
-        self.offered = [
-            OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))
-        ]
+        places = dict.fromkeys(map(str, where))
+        self.offered = [OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(places)]
         if demo:
             with suppress(ImportError):  # not installed
                 self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
@@ -107,27 +95,22 @@ class ModelShelf:
     def find(self, name: str | None) -> OfferedModel:
         """The model of an id, or the default. Raises LookupError if there is none."""
         if name is None and not self.offered:
-            return OfferedModel("demo", "", str(default_model()))  # which says how to install it
+            default_model()  # raises with how to install it
         for offered in self.offered:
             if name is None or offered.id == name:
                 return offered
-        there = ", ".join(f"{offered.id} ({offered.name})" for offered in self.offered) or "none"
+        names = ", ".join(f"{offered.id} ({offered.name})" for offered in self.offered) or "none"
         raise LookupError(
-            f"there is no model {str(name)[:40]!r}: there are {there}; `regard serve --model DIR` adds one"
+            f"there is no model {str(name)[:40]!r}: there are {names}; `regard serve --model DIR` adds one"
         )
 
     def sees(self, offered: OfferedModel) -> bool | None:
-        """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it.
-
-        >>> shelf = ModelShelf(["nowhere/at/all"], demo=False)
-        >>> shelf.sees(shelf.offered[0]) is None
-        True
-        """
+        """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it."""
         if offered.id not in self._seeing:
-            found = takes_images(offered.where)
-            if found is None:  # not kept: it may be downloaded meanwhile
+            images = takes_images(offered.where)
+            if images is None:  # not kept: it may be downloaded meanwhile
                 return None
-            self._seeing[offered.id] = found
+            self._seeing[offered.id] = images
         return self._seeing[offered.id]
 
     @contextmanager
@@ -154,14 +137,6 @@ class ModelShelf:
             return
         with self._locks[held[0]]:
             yield
-
-
-State = Literal["loading", "reading", "done", "failed", "cancelled"]
-ENDED = ("done", "failed", "cancelled")
-MOST_WAITING = 8
-MOST_BYTES = 64 << 20  # of the images that wait
-MOST_REMEMBERED = 64  # jobs that ended
-UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
 
 
 class BusyError(RuntimeError):
@@ -221,34 +196,20 @@ class Jobs:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def start(self, text: str, model: str | None = None, truncate: bool = False) -> str:
-        """Start reading a text.
+    def start(
+        self, text: str, model: str | None = None, *, truncate: bool = False, image: tuple[bytes, str] | None = None
+    ) -> str:
+        """Start reading a text or an image, and return the job's id.
 
-        Args:
-            text: the input.
-            model: by its id; default the first.
-            truncate: cut a text that is longer than the model takes.
+        text: may be "" beside an image.  model: by its id; default the first.  truncate: cut a text that is longer than
+        the model takes.  image: the bytes of its file, and its name.
 
-        Returns:
-            The job's id.
-
-        Raises:
-            ValueError: for an empty text.
-            LookupError: if there is no such model.
-            BusyError: if 8 jobs wait.
+        Raises ValueError for an empty text, LookupError if there is no such model, BusyError if 8 jobs or 64 MiB of
+        images wait.
         """
-        if not text.strip():
+        if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        return self._start(Job(text, self._models.find(model), truncate))
-
-    def start_image(self, image: bytes, name: str, text: str = "", model: str | None = None) -> str:
-        """Start looking at an image; returns and raises as `start`.
-
-        image, name: the bytes of its file, and its name.  text: beside it, or "".  At most 64 MiB of images wait.
-        """
-        return self._start(Job(text, self._models.find(model), False, (image, name)))
-
-    def _start(self, job: Job) -> str:
+        job = Job(text, self._models.find(model), truncate, image)
         with self._lock:
             self._bury()
             waiting = [one for one in self._jobs.values() if one.state not in ENDED]
@@ -309,7 +270,7 @@ class Jobs:
                 self._do(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
-            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # said for people
+            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
                 message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
                 where = job.model.where  # not shown: a folder of this machine
                 message = message.replace(where, job.model.name) if Path(where).is_absolute() else message

@@ -32,12 +32,12 @@ def without_folders(words: str) -> str:
     >>> without_folders("cannot read '/home/me/my models/config.json': see /etc/motd, https://a.org/b and ../c")
     "cannot read 'config.json': see motd, https://a.org/b and ../c"
     """
-    words = QUOTED.sub(lambda found: found["quote"] + _last(found["path"]) + found["quote"], words)
-    return BARE.sub(lambda found: _last(found[0]), words)
 
+    def last(path: str) -> str:
+        return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
 
-def _last(path: str) -> str:
-    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+    words = QUOTED.sub(lambda match: match["quote"] + last(match["path"]) + match["quote"], words)
+    return BARE.sub(lambda match: last(match[0]), words)
 
 
 def report(error: BaseException) -> str:
@@ -50,6 +50,9 @@ def report(error: BaseException) -> str:
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 MOST_HEAD = 64 << 10  # a question of 4,096 characters in the address takes most of it
 MOST_IN_FLIGHT = 128 << 20  # bytes of all bodies that are being received or answered
+MOST_CONNECTIONS = 256
+HEAD_SECONDS = 10.0
+LINGER_SECONDS = 1.0
 BODY_SECONDS, BODY_RATE = 10.0, 64 << 10  # a body may take so long, and a second more for each so many bytes of it
 # Nothing is loaded from elsewhere, nothing inline runs, nothing frames the page, nothing is cached.
 HEADERS = {
@@ -122,32 +125,23 @@ class Gate:
             name, text = key.decode("latin-1").lower(), value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         most = self.limits.get(scope["path"], self.small)
-        query = (
-            scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""
-        )  # elsewhere `token` is a position
+        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a position
         in_address = parse_qs(query).get("token", [])
         try:
-            self._check_head(scope, headers)
-            self._check_origin(headers, scope["path"])
-            self._check_token(headers, in_address)
-            said = self._check_body(headers, most)
+            length = self._check(scope, headers, in_address, most)
         except RefusedError as refused:
             await refused.answer(send)
             return
         more = dict(HEADERS)
         if self._is_token(in_address) and scope["method"] == "GET":
             more["set-cookie"] = f"{self.cookie}={self.token.decode()}; Path=/; HttpOnly; SameSite=Strict"
-        await self._let_in(scope, receive, send, most, said, more)
+        await self._let_in(scope, receive, send, most, length, more)
 
-    @staticmethod
-    def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
-        """Refuse what no browser sends and uvicorn would accept."""
-        size = (
-            len(scope["raw_path"])
-            + len(scope["query_string"])
-            + sum(map(len, headers))
-            + sum(map(len, headers.values()))
-        )
+    def _check(self, scope: Scope, headers: Mapping[str, str], in_address: list[str], most: int) -> int:
+        """The bytes that the body says it has, 0 where it does not say; raises RefusedError for a bad request."""
+        # 1. What no browser sends and uvicorn would accept.
+        texts = [scope["raw_path"], scope["query_string"], *headers, *headers.values()]
+        size = sum(map(len, texts))
         if size > MOST_HEAD:
             raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
         if scope["http_version"] not in ("1.0", "1.1"):
@@ -156,44 +150,39 @@ class Gate:
             raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
         if "content-length" in headers and "transfer-encoding" in headers:
             raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
-
-    def _check_origin(self, headers: Mapping[str, str], path: str) -> None:
+        # 2. Who asks: DNS rebinding names another Host, a foreign page another Origin.
         host, origin = headers.get("host", ""), headers.get("origin")
         if host.lower() not in self.hosts:
             raise RefusedError(421, f"this server answers to {' or '.join(sorted(self.hosts))}, not to {host[:80]!r}")
         if origin is not None and origin.lower().removeprefix("http://") not in self.hosts:
             raise RefusedError(403, f"a page of {origin[:80]!r} may not ask: only the page that this server gave out")
-        if headers.get("sec-fetch-site") == "cross-site" and path.startswith("/api/"):
+        if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
             raise RefusedError(403, "a page of another site may not ask: only the page that this server gave out")
-
-    def _check_token(self, headers: Mapping[str, str], in_address: Iterable[str]) -> None:
-        """The page recognises a missing token by www-authenticate."""
+        # 3. The token. The page recognises a missing one by www-authenticate.
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         cookies = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
-        given = [*in_address, *(value for name, _, value in cookies if name == self.cookie)]
-        if not self._is_token([*given, bearer.strip()] if kind.lower() == "bearer" else given):
+        tokens = [*in_address, *(value for name, _, value in cookies if name == self.cookie)]
+        if not self._is_token([*tokens, bearer.strip()] if kind.lower() == "bearer" else tokens):
             page = NO_TOKEN_PAGE if "text/html" in headers.get("accept", "") else None
             raise RefusedError(403, NO_TOKEN, page=page, www_authenticate="Bearer")
-
-    def _is_token(self, given: Iterable[str]) -> bool:
-        return any(compare_digest(one.encode(errors="replace"), self.token) for one in given)
-
-    def _check_body(self, headers: Mapping[str, str], most: int) -> int:
-        """The bytes that the body says it has; 0 where it does not say."""
-        said = headers.get("content-length", "0")
-        if not said.isascii() or not said.isdigit() or len(said) > 20:
-            raise RefusedError(400, f"content-length must be a number, got {said[:40]!r}")
-        if int(said) > most:
-            raise RefusedError(413, f"the body has {said} bytes, and at most {most:,} are taken here")
-        if self.in_flight + int(said) > MOST_IN_FLIGHT:
+        # 4. The size of the body.
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 20:
+            raise RefusedError(400, f"content-length must be a number, got {length[:40]!r}")
+        if int(length) > most:
+            raise RefusedError(413, f"the body has {length} bytes, and at most {most:,} are taken here")
+        if self.in_flight + int(length) > MOST_IN_FLIGHT:
             raise _busy()
-        return int(said)
+        return int(length)
+
+    def _is_token(self, values: Iterable[str]) -> bool:
+        return any(compare_digest(value.encode(errors="replace"), self.token) for value in values)
 
     async def _let_in(
-        self, scope: Scope, receive: Receive, send: Send, most: int, said: int, headers: Mapping[str, str]
+        self, scope: Scope, receive: Receive, send: Send, most: int, length: int, headers: Mapping[str, str]
     ) -> None:
         """Count and time the body while it arrives. A refusal replaces the app's answer."""
-        came, held, waited, more_body, started = 0, said, 0.0, True, False
+        came, held, waited, more_body, started = 0, length, 0.0, True, False
         refused: RefusedError | None = None
         clock = asyncio.get_running_loop()
         self.in_flight += held
@@ -252,11 +241,6 @@ def _busy() -> RefusedError:
     )
 
 
-MOST_CONNECTIONS = 256
-HEAD_SECONDS = 10.0
-LINGER_SECONDS = 1.0
-
-
 def http_server(app: ASGIApp) -> uvicorn.Server:
     """uvicorn for the explorer; `.run(sockets=[…])` serves until Ctrl-C, which it passes on."""
     return uvicorn.Server(
@@ -284,7 +268,7 @@ class Connection(H11Protocol):
         """Count it, and wait for the head of its first request."""
         super().connection_made(transport)
         self._too_many = len(self.connections) > MOST_CONNECTIONS
-        if len(self.connections) > 2 * MOST_CONNECTIONS:  # not even told why
+        if len(self.connections) > 2 * MOST_CONNECTIONS:  # too many to answer each
             transport.abort()
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -69,6 +69,7 @@ ERRORS: dict[int | str, str] = {
 
 # ---------------------------------------------------------------------------------------------------- types for OpenAPI
 
+T = TypeVar("T")
 Count = Annotated[int, Query(ge=0)]
 SpanText = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
 
@@ -152,12 +153,11 @@ class ServerState:
     turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_FOR_A_MODEL))
 
-    @contextmanager
-    def answering(self, name: str) -> Iterator[Session]:
-        """A session, and a turn to compute: each answer holds some megabytes while it is made."""
+    def answer(self, name: str, question: Callable[..., T], *args: object) -> T:
+        """Answer a question of `answers.py` in turn: each answer holds some megabytes while it is computed."""
         session = self.sessions.get(name)
         with self.turns:
-            yield session
+            return question(session, *args)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -176,14 +176,9 @@ def app(
 ) -> FastAPI:
     """A server of these sessions, to be run by `http_server` or by a test client.
 
-    >>> http_server(app(port=8000, token=secrets.token_hex(16))).run([listening])     # doctest: +SKIP
-
-    Args:
-        sessions: the first sessions; at most 8 are kept.
-        models: for new texts; default the demo package's model, if it is installed.
-        port: which Host and Origin must name.
-        token: which every request must carry; see `Gate`.
-        page: the folder of the page's files.
+    sessions: the first sessions; at most 8 are kept.  models: for new texts; default the demo package's model, if it is
+    installed.  port: which Host and Origin must name.  token: which every request must carry; see `Gate`.
+    page: the folder of the page's files.
     """
     shelf, offered = SessionShelf(), ModelShelf() if models is None else models
     for session in sessions:
@@ -209,8 +204,11 @@ def app(
 
     @server.get("/page/{name:path}", include_in_schema=False)
     async def file(name: str) -> Response:
-        content, kind = page_file(name, page)
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+        for path in page.rglob("*"):  # only files found by listing the folder, and no symlinks
+            wanted = path.relative_to(page).as_posix() == name and path.suffix in KINDS
+            if wanted and path.is_file() and not path.is_symlink():
+                return Response(path.read_bytes(), media_type=KINDS[path.suffix], headers={"cache-control": "no-cache"})
+        raise LookupError(f"the page has no file {name[:80]!r}")
 
     @server.get("/", include_in_schema=False)
     async def index() -> Response:
@@ -220,28 +218,6 @@ def app(
     limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_image": LARGEST_IMAGE}
     server.add_middleware(Gate, port=port, token=token, limits=limits)
     return server
-
-
-def page_file(name: str, folder: Path = PAGE) -> tuple[bytes, str]:
-    """The bytes and the media type of a file of the page.
-
-    >>> page_file("../server.py")
-    Traceback (most recent call last):
-        ...
-    LookupError: the page has no file '../server.py'
-
-    Args:
-        name: path in the folder, with slashes.
-        folder: the page's files.
-
-    Raises:
-        LookupError: if there is no such file. Only files found by listing the folder are served, no symlinks.
-    """
-    for path in folder.rglob("*"):
-        wanted = path.relative_to(folder).as_posix() == name and path.suffix in KINDS
-        if wanted and path.is_file() and not path.is_symlink():
-            return path.read_bytes(), KINDS[path.suffix]
-    raise LookupError(f"the page has no file {name[:80]!r}")
 
 
 def _add_errors(server: FastAPI) -> None:
@@ -310,36 +286,31 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
     @server.get("/api/session/{session}/overview")
     def ask_overview(session: str, lang: Lang = "en") -> OverviewAnswer:
         """All heads at a glance."""
-        with state.answering(session) as found:
-            return answers.overview(found, lang)
+        return state.answer(session, answers.overview, lang)
 
     @server.get("/api/session/{session}/tokens")
     def ask_tokens(session: str, start: Count = 0, stop: Count | None = None) -> TokensAnswer:
         """The labels of a range of tokens."""
-        with state.answering(session) as found:
-            return answers.tokens(found, start, stop)
+        return state.answer(session, answers.tokens, start, stop)
 
     @server.get("/api/session/{session}/head")
     def ask_head(session: str, layer: Count, head: Count, lang: Lang = "en") -> HeadAnswer:
         """The card of a head."""
-        with state.answering(session) as found:
-            return answers.head(found, layer, head, lang)
+        return state.answer(session, answers.head, layer, head, lang)
 
     @server.get("/api/session/{session}/links")
     def ask_links(
         session: str, layer: Count, head: Count, many: Annotated[int, Query(ge=1, le=64)] = 12
     ) -> LinksAnswer:
         """The strongest links of a head."""
-        with state.answering(session) as found:
-            return answers.links(found, layer, head, many)
+        return state.answer(session, answers.links, layer, head, many)
 
     @server.get("/api/session/{session}/row")
     def ask_row(
         session: str, layer: Count, head: Count, token: Count, start: Count = 0, stop: Count | None = None
     ) -> RowAnswer:
         """The exact weights of one query."""
-        with state.answering(session) as found:
-            return answers.row(found, layer, head, token, start, stop)
+        return state.answer(session, answers.row, layer, head, token, start, stop)
 
     @server.get("/api/session/{session}/tile")
     def ask_tile(
@@ -352,14 +323,13 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
     ) -> TileAnswer:
         """A part of the map."""
         (a, b), (c, d) = (map(int, span.split(",")) for span in (rows, cols))
-        with state.answering(session) as found:
-            return answers.tile(found, layer, head, (a, b), (c, d), size)
+        return state.answer(session, answers.tile, layer, head, (a, b), (c, d), size)
 
     @server.get("/api/session/{session}/steps")
     def ask_steps(session: str, layer: Count, head: Count, token: Count, key: Count) -> StepsAnswer:
         """The steps of one query with their numbers."""
-        with state.running(session), state.answering(session) as found:
-            return answers.steps(found, layer, head, token, key)
+        with state.running(session):
+            return state.answer(session, answers.steps, layer, head, token, key)
 
     @server.get(
         "/api/session/{session}/image/{number}",
@@ -394,7 +364,7 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             raise ValueError("the text holds half a character (a lone surrogate), which no tokenizer reads")
         if (size := len(text.encode())) > LONGEST_TEXT:
             raise HTTPException(413, f"the text has {size:,} bytes, and at most {LONGEST_TEXT:,} are read")
-        return {"job": state.jobs.start(text, request.get("model"), request.get("truncate", False))}
+        return {"job": state.jobs.start(text, request.get("model"), truncate=request.get("truncate", False))}
 
     @server.post("/api/look_at_image", openapi_extra=body)
     async def look_at_image(
@@ -407,7 +377,7 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         offered = state.models.find(model)
         if await run_in_threadpool(state.models.sees, offered) is False:  # before a byte of the body is read
             raise ValueError(no_images(offered))
-        return {"job": state.jobs.start_image(await request.body(), base_name(name, "image"), text, model)}
+        return {"job": state.jobs.start(text, model, image=(await request.body(), base_name(name, "image")))}
 
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:
@@ -429,11 +399,7 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
 
 
 def base_name(name: str, default: str) -> str:
-    """The name of a file without folders and unprintable characters; `default` if nothing is left.
-
-    >>> base_name("photos/cat.jpg", "image")
-    'cat.jpg'
-    """
+    """The name of a file without folders and unprintable characters; `default` if nothing is left."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or default
 

@@ -14,10 +14,9 @@ from functools import cache
 from typing import Any
 
 from regard.explorer import answers
+from regard.explorer.answers import checked_language
 from regard.explorer.export import bundle, modules, styles
 from regard.lens.capture import Capture
-from regard.locale import Lang
-from regard.session.head_weights import checked_language
 from regard.session.session import Session, session_of
 
 INSTALL = "pip install 'regard[notebook]'"
@@ -68,21 +67,9 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> An
 
 
 def answer(session: Session, message: object) -> dict[str, Any]:
-    """The reply to one message of the page.
+    """The reply to one message of the page: {"id", "answer"}, or {"id", "error"} with a message.
 
-    >>> from regard.lens.capture import Capture
-    >>> toy = Session("toy", Capture(), ("a", "b", "c"))
-    >>> answer(toy, {"id": 7, "ask": "tokens", "given": {"start": 1, "stop": 3}})
-    {'id': 7, 'answer': {'start': 1, 'labels': ['b', 'c']}}
-    >>> answer(toy, {"id": 8, "ask": "weather", "given": {}})["error"]
-    "'weather' is not a question; there are overview, tokens, head, row, tile, steps, image"
-
-    Args:
-        session: what to answer from.
-        message: {"id", "ask": question, "given": {name: value}} with exactly the question's arguments.
-
-    Returns:
-        {"id", "answer"}, or {"id", "error"} with a message.
+    message: {"id", "ask": question, "given": {name: value}} with exactly the question's arguments.
     """
     number = message.get("id") if isinstance(message, dict) else None
     try:
@@ -104,11 +91,7 @@ def answer(session: Session, message: object) -> dict[str, Any]:
 
 @cache
 def module() -> str:
-    """The page and its styles as one ES module for notebooks, whose default export is {render}.
-
-    >>> module().splitlines()[-1].startswith("export default { render:")
-    True
-    """
+    """The page and its styles as one ES module for notebooks, whose default export is {render}."""
     script, name = bundle(modules(), "notebook.js")
     return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {json.dumps(styles())}) }};"
 

@@ -16,15 +16,9 @@ SPACES = {"\n": "↵", "\t": "⇥"}
 
 
 def is_word(label: str) -> bool:
-    """Whether a token is neither special nor punctuation. An unknown label, "", counts as a word.
-
-    >>> [is_word(label) for label in ("cat", "##ing", " 고양이", "[SEP]", "<|endoftext|>", ".", "")]
-    [True, True, True, False, False, False, True]
-    """
+    """Whether a token is neither special nor punctuation. An unknown label, "", counts as a word."""
     bare = label.strip()
-    if not label:
-        return True
-    return not SPECIAL.fullmatch(bare) and any(letter.isalnum() for letter in bare)
+    return not label or (not SPECIAL.fullmatch(bare) and any(letter.isalnum() for letter in bare))
 
 
 def shown(label: str) -> str:
@@ -72,34 +66,24 @@ def word_numbers(labels: Sequence[str]) -> list[int]:
 
 
 def spelled(labels: Sequence[str]) -> str:
-    """The word that pieces make.
-
-    >>> spelled(["token", "##ization"]), spelled([" c", "at"])
-    ('tokenization', 'cat')
-    """
+    """The word that pieces make: "tokenization" of "token" and "##ization"."""
     return normalize("NFC", "".join(label.removeprefix("##") for label in labels)).strip()
 
 
 def find_word(labels: Sequence[str], wanted: str) -> list[range]:
-    """The runs of tokens that spell a word, ignoring case.
+    """The runs of tokens that spell a word, ignoring case."""
 
-    >>> labels = ["[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street"]
-    >>> find_word(labels, "The"), find_word(labels, "didn't")
-    ([range(1, 2), range(7, 8)], [range(3, 6)])
-    """
-    target = _folded([wanted])
-    found = []
+    def folded(pieces: Sequence[str]) -> str:  # jamo that a tokenizer took apart are the beginning of their syllable
+        return normalize("NFD", spelled(pieces).casefold())
+
+    target = folded([wanted])
+    runs = []
     for start in range(len(labels) if target else 0):
         text = ""
         for stop in range(start + 1, len(labels) + 1):
-            text = _folded(labels[start:stop])
+            text = folded(labels[start:stop])
             if not text or len(text) >= len(target) or not target.startswith(text):
                 break
         if text == target:
-            found.append(range(start, stop))
-    return found
-
-
-def _folded(labels: Sequence[str]) -> str:
-    """By letters, so that jamo which a tokenizer took apart are the beginning of their syllable."""
-    return normalize("NFD", spelled(labels).casefold())
+            runs.append(range(start, stop))
+    return runs

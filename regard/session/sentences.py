@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from regard.layouts import Layout
-from regard.lens.overlays import ImagePatches, name_kind
 from regard.lens.patterns import KEYS, REST
 from regard.locale import Lang, translate
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON
-from regard.session.ranking import SeenLayer
 from regard.session.session import Session
 
 WARNING = (
@@ -19,17 +16,7 @@ STANDS_OUT = 0.1  # score of a link (weight beyond its key's mean) from which on
 
 
 def sentence(session: Session, layer: int, head: int, numbers: NumbersJSON, lang: Lang) -> str:
-    """A head in words: its pattern, over how many keys it spreads, and which key receives most; or that it has NaN.
-
-    >>> import torch, regard
-    >>> from regard.explorer.answers import head
-    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(model) as seen:
-    ...     _ = model(torch.zeros(1, 3, 8))
-    >>> toy = Session("toy", seen, ("a", "b", "c"))
-    >>> sentence(toy, 0, 1, head(toy, 0, 1)["numbers"], "en").partition(". ")[0]
-    'Head 1 of layer 0 spreads about evenly over all that it sees: its entropy is 100% of the largest possible'
-    """
+    """A head in words: its pattern, over how many keys it spreads, and which key receives most; or that it has NaN."""
     measured, where = session.numbers[layer], {"layer": layer, "head": head}
     if measured.nan(head):
         return translate(
@@ -71,8 +58,8 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
     if not measured.names[head]:  # what the first token gets, and the pattern that comes nearest
         order = sorted((name for name in shares if name != "uniform"), key=lambda name: -shares[name])
         nearest = [name for name in order if name != "first"][:1]
-        told = [n for n in order if n in nearest or (n == "first" and (shares[n] >= REST or not nearest))]
-        one, *two = ((_percent(min(shares[name], 0.494)), keys[name]) for name in told)  # not "50%" for 0.497
+        named = [n for n in order if n in nearest or (n == "first" and (shares[n] >= REST or not nearest))]
+        one, *two = ((_percent(min(shares[name], 0.494)), keys[name]) for name in named)  # not "50%" for 0.497
         fields = where | {"share": one[0], "keys": one[1]}
         if two:
             none = (
@@ -93,8 +80,8 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
         )
         return [translate(uniform, lang, **fields)]
     if name != "first":
-        named = "Head {head} of layer {layer} looks at {keys}: {share} of its attention goes there."
-        return [translate(named, lang, **fields, keys=keys[name])]
+        looks = "Head {head} of layer {layer} looks at {keys}: {share} of its attention goes there."
+        return [translate(looks, lang, **fields, keys=keys[name])]
     rests = "Head {head} of layer {layer} rests on {keys}: {share} of its attention goes there."
     parts, rest = [translate(rests, lang, **fields, keys=keys[name])], 1 - shares["first"]
     if rest < REST:
@@ -113,8 +100,8 @@ def _link(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
     if link is None or score < STANDS_OUT:
         return []
     query, key = (f"“{shown(word)}”" if (word := session.tokens[at]) else str(at) for at in (link.query, link.key))
-    found = "Among words, {query} → {key} stands out with {weight}."
-    return [translate(found, lang, query=query, key=key, weight=f"{link.weight:.2f}")]
+    stands_out = "Among words, {query} → {key} stands out with {weight}."
+    return [translate(stands_out, lang, query=query, key=key, weight=f"{link.weight:.2f}")]
 
 
 def _first_key(session: Session, layer: int) -> int | None:
@@ -132,39 +119,21 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
-# --------------------------------------------------------------------------------------------------------------- labels
-
-
 def key_label(session: Session, layer: int, key: int) -> str:
-    """The label of a key of a layer, "" if unknown.
-
-    >>> from regard.lens.capture import Capture
-    >>> key_label(Session("toy", Capture(), ("a", "b")), 0, 1)
-    'b'
-    """
-    seen = session.layers[layer] if layer < len(session.layers) else None
-    if seen is None or seen.sides is None:
-        fits = seen is None or seen.sizes[1] == len(session.tokens)  # else they are another sequence's words
-        return session.tokens[key] if fits and key < len(session.tokens) else ""
-    return _label(session, seen, seen.sides.keys, key)
-
-
-def query_label(session: Session, layer: int, query: int) -> str:
-    """The label of a query of a layer with a layout, "" if unknown."""
+    """The label of a key of a layer: a token, a patch's row and column, or what kind it is; "" if unknown."""
     seen = session.layers[layer]
-    return "" if seen.sides is None else _label(session, seen, seen.sides.queries, query)
-
-
-def _label(session: Session, seen: SeenLayer, layout: Layout, number: int) -> str:
-    assert seen.sides is not None
-    window, index = divmod(number, layout.shape[1])
+    if seen.sides is None:
+        fits = seen.sizes[1] == len(session.tokens)  # else they are another sequence's words
+        return session.tokens[key] if fits and key < len(session.tokens) else ""
+    layout = seen.sides.keys
+    window, index = divmod(key, layout.shape[1])
     kind, image = str(layout.kind[window, index]), int(layout.image[window, index])
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""
     if kind == "patch":
         patches = ImagePatches(layout, seen.sides.frames[image], image)
-        own = patches.number((window, index))
-        assert own is not None
-        row, column = patches.cells[own].tolist()
+        number = patches.number((window, index))
+        assert number is not None
+        row, column = patches.cells[number].tolist()
         return f"({row}, {column})"
     return name_kind(layout, (window, index))

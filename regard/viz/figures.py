@@ -26,7 +26,6 @@ from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import atlas, atlas_html
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
-from regard.viz.links import links
 from regard.viz.map import map_with_marginals
 from regard.viz.overlay import overlay
 from regard.viz.sheet import (
@@ -40,10 +39,11 @@ from regard.viz.sheet import (
     font,
     grid_columns,
     panel_inches,
+    read_tokens,
     register_fonts,
     room_for,
 )
-from regard.viz.text_heat import text_heat, text_heat_html, visible
+from regard.viz.text import links, text_heat, text_heat_html, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -317,18 +317,13 @@ def _largest(values: Array) -> float:
 
 
 def _both_labels(labels: Any, key_labels: Any, nq: int, nk: int) -> tuple[Labels, Labels]:
-    rows = _labels("labels", labels, nq, "queries")
-    return rows, rows if key_labels is None and nq == nk else _labels("key_labels", key_labels, nk, "keys")
+    def read(name: str, labels: Any, count: int, what: str) -> Labels:
+        if labels is None:
+            return None
+        return tuple(clip(drawable(visible(label)), 24) for label in read_tokens(name, labels, count, what))
 
-
-def _labels(name: str, labels: Any, count: int, what: str) -> Labels:
-    if labels is None:
-        return None
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise TypeError(f"{name} must be a list of strings, got {labels!r}; a sentence has to be split first")
-    if len(labels) != count:
-        raise ValueError(f"{name} has {len(labels)} entries, but there are {count} {what}")
-    return tuple(clip(drawable(visible(label)), 24) for label in labels)
+    rows = read("labels", labels, nq, "queries")
+    return rows, rows if key_labels is None and nq == nk else read("key_labels", key_labels, nk, "keys")
 
 
 # --------------------------------------------------------------------------------------------------------------- curves

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,7 +12,6 @@ import numpy as np
 from regard.masks.rules import numbers
 from regard.masks.tiles import cell_edges
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
-from regard.viz.inputs import read_numbers, read_tokens
 from regard.viz.sheet import (
     AT,
     CAPTION,
@@ -23,20 +21,19 @@ from regard.viz.sheet import (
     Pair,
     Sheet,
     Ticks,
-    canvas,
     cell_signs,
     clip,
     drawable,
-    hatch,
     measure,
-    open_page,
     panel_inches,
+    read_numbers,
+    read_tokens,
     register_fonts,
     ruler,
     sign_size,
     ticks_of,
 )
-from regard.viz.text_heat import readable
+from regard.viz.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,134 +41,11 @@ if TYPE_CHECKING:
 
 BARS = 640  # of a strip at most: two dots each
 WORDS = 96  # positions that are named by their tokens at most
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One side of the map: where its cells begin and end, in positions, and the positions' names."""
-
-    edges: Array  # (R + 1,)
-    known: bool  # edges are positions, not cells
-    names: Labels
-
-    @cached_property
-    def first(self) -> int:
-        """The first position."""
-        return int(self.edges[0])
-
-    @cached_property
-    def count(self) -> int:
-        """How many positions."""
-        return int(self.edges[-1]) - self.first
-
-    @cached_property
-    def cells(self) -> int:
-        """How many cells."""
-        return len(self.edges) - 1
-
-    @property
-    def single(self) -> bool:
-        """Is each cell one position?"""
-        return self.known and self.count == self.cells
-
-    def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
-        """The names along the side: tokens, or round positions."""
-        if self.names is not None:
-            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
-        return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
-
-
-def read_sides(
-    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
-) -> tuple[Side, Side]:
-    """The side of the queries and the side of the keys, of (R, C) cells.
-
-    Raises TypeError or ValueError for positions and tokens that do not fit the cells, or cells that cannot be exact.
-    """
-    edges = [_edges(*given) for given in (("rows", rows, shape[0]), ("columns", columns, shape[1]))]
-    known = [exact or given is not None for given in (rows, columns)]
-    if exact and any(end[-1] - end[0] >= len(end) for end in edges):
-        spans = " × ".join(f"{end[-1] - end[0]:g}" for end in edges)
-        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
-    same = np.array_equal(edges[0], edges[1])
-    named = (
-        ("tokens", tokens, "queries"),
-        ("key_tokens", tokens if same and key_tokens is None else key_tokens, "keys"),
-    )
-    down, across = (
-        Side(end, sure, _names(name, given, end, what))
-        for end, sure, (name, given, what) in zip(edges, known, named, strict=True)
-    )
-    return down, across
-
-
-def _edges(name: str, given: Any, cells: int) -> Array:
-    """Where `cells` cells begin and end: (cells + 1,) rising positions."""
-    if given is None or isinstance(given, int | np.integer):
-        given = range(cells if given is None else int(given))
-    if isinstance(given, range):
-        if given.step != 1 or given.start < 0 or len(given) < cells:
-            raise ValueError(
-                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {given}"
-            )
-        return given.start + np.array(cell_edges(len(given), cells), dtype=float)
-    edges = numbers(name, given).cpu().double().numpy()
-    if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
-        raise ValueError(
-            f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
-            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
-        )
-    return np.asarray(edges)
-
-
-def _names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
-    if tokens is None:
-        return None
-    count = int(edges[-1] - edges[0])
-    pieces = readable(read_tokens(name, tokens, count, what))
-    return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
-
-
-@dataclass(frozen=True, eq=False)
-class Strip:
-    """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
-
-    name: str
-    values: Array  # (K,)
-    edges: Array  # (K + 1,)
-    each: int  # how many values a bar stands for
-
-
-def read_strip(name: str, values: Any, side: Side) -> Strip | None:
-    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy.
-
-    Raises TypeError or ValueError for values of a wrong kind or size, and for negative ones.
-    """
-    if values is None:
-        return None
-    values = read_numbers(name, values, "(positions,)")
-    if len(values) not in (side.cells, side.count):
-        raise ValueError(
-            f"{name} has {len(values)} entries, but there are {side.count} positions in {side.cells} cells"
-        )
-    if (values < -1e-3).any():
-        raise ValueError(f"{name} must not be negative, got {np.nanmin(values):.3g}")
-    values = np.maximum(values, 0.0)  # an entropy of 0 may have been rounded to just below
-    edges = side.edges if len(values) == side.cells else side.first + np.arange(side.count + 1.0)
-    each = -(-len(values) // BARS)
-    starts = np.arange(0, len(values), each)
-    if name == "received":  # a lone key that many look at must not vanish
-        bars = np.maximum.reduceat(values, starts)
-    else:
-        bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
-    return Strip(name, bars, np.append(edges[starts], edges[-1]), each)
-
+STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
+MOST = 1024  # cells of a side: each has a dot of its own
 
 Colouring = Literal["linear", "log", "rank"]
 """How weights become colours: by their size, by its logarithm, or by their rank among the cells."""
-
-STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
-MOST = 1024  # cells of a side: each has a dot of its own
 
 
 def map_with_marginals(
@@ -217,6 +91,7 @@ def map_with_marginals(
         ValueError: for wrong sizes, negative weights, exact=True if a cell covers several tokens, and sink=False if key
             0 is missing or alone.
     """
+    # 1. The arguments, the colours and the legend.
     register_fonts()
     if scale not in get_args(Colouring):
         raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
@@ -225,17 +100,210 @@ def map_with_marginals(
         raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {cells.shape}; pool them, as View.map does")
     if (cells < 0).any():
         raise ValueError(f"cells must not be negative, got {np.nanmin(cells):.3g}; they are attention weights")
-    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    down, across = _read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
     if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
-    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
     theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
-    name = "weight" if down.single and across.single else "weight per cell"
-    painted, keys = _painted(cells, scale, hidden, name, theme)
+    strips = _read_strip("received", received, across, hidden), _read_strip("entropy", entropy, down)
+    single = down.single and across.single
+    painted, keys = _painted(cells, scale, hidden, "weight" if single else "weight per cell", theme)
     keys += _notes(down, across, hidden, strips)
-    size = panel_inches((down.count, across.count), 1, 1, 6.4)
-    return _Drawing(cells, painted, down, across, size, hidden, theme).compose(title, keys, *strips)
+
+    # 2. The page: room for the strips and for the words around them.
+    high, wide = inches = panel_inches((down.count, across.count), 1, 1, 6.4)
+    side, top = down.ticks(high, side_by_side=False), across.ticks(wide, side_by_side=True)
+    above, beside = (STRIP + GAP if strip else 0.0 for strip in strips)
+    above_words, beside_words = (("", "") if strip is None else strip.captions for strip in strips)
+    left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *above_words))) + 0.12
+    right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
+    depth = max(0.38, top.depth)  # at least the two captions in the corner
+    below = 0.3 if beside and not above else 0.0
+    sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, theme)
+    x, y = MARGIN + left, sheet.top + depth + 0.1 + above
+
+    # 3. The map, and the weights in its cells where they are exact and few.
+    axes = sheet.canvas(x, y, inches)
+    gap = min(1.2, 2.9 * min(high / cells.shape[0], wide / cells.shape[1]))  # points: 4% of a cell
+    if cells.size <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
+        axes.pcolormesh(across.edges, down.edges, painted, edgecolors=theme.paper, linewidth=gap)
+    else:
+        axes.pcolorfast(across.edges, down.edges, painted)
+    axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
+    _frame(axes, theme)
+    signs = cell_signs(cells, Scale("", (), 0.0, 1.0, hidden=0.0), inches, None) if single else None
+    size = 0.0 if signs is None else sign_size(set(signs.flat), signs.shape, inches)
+    for (r, c), sign in () if signs is None else np.ndenumerate(signs):
+        if c >= hidden:
+            colour = theme.muted if sign == "·" else readable_on(painted[r, c])
+            place = (across.first + c + 0.5, down.first + r + 0.5)
+            axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
+
+    # 4. The strips and the words.
+    if strips[0]:
+        _draw_strip(sheet, strips[0], x, y - above, (STRIP, wide))
+        sheet.captions(x - 0.08, y - above + 0.26, above_words)
+    if strips[1]:
+        _draw_strip(sheet, strips[1], x + wide + GAP, y, (high, STRIP))
+        # Below, where leaning labels of the keys may pass above.
+        sheet.captions(x + wide + GAP, y + high + 0.17 if below else y - 0.26, beside_words, ha="left")
+    if hidden:
+        share = (across.edges[hidden] - across.first) / across.count
+        sheet.hatch(x, y - above, (high + above, wide * float(share)))
+    sheet.labels(x, y, side, side_by_side=False)
+    sheet.labels(x, y - above, top, side_by_side=True)
+    sheet.captions(x - 0.08, y - above - 0.31, (AT, FROM))
+    return sheet.finish()
+
+
+def _draw_strip(sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -> None:
+    axes, most, finite = sheet.canvas(x, y, inches), strip.most or 1.0, np.isfinite(strip.values)
+    beside = strip.name == "entropy"
+    way: Any = "horizontal" if beside else "vertical"
+    bars = np.where(finite, strip.values, 0.0)
+    axes.stairs(bars, strip.edges, fill=True, orientation=way, color=sheet.theme.weight[4], linewidth=0)
+    if not finite.all():
+        broken = np.where(finite, 0.0, most)
+        axes.stairs(broken, strip.edges, fill=True, orientation=way, color=sheet.theme.alarm, linewidth=0)
+    if beside:
+        axes.set(xlim=(0, most), ylim=strip.edges[[-1, 0]])
+    else:
+        axes.set(xlim=strip.edges[[0, -1]], ylim=(0, most))
+    _frame(axes, sheet.theme)
+
+
+def _frame(axes: Axes, theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
+    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
+    axes.add_patch(frame)
+
+
+# -------------------------------------------------------------------------------------------------- sides and strips
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of the map: where its cells begin and end, in positions, and the positions' names."""
+
+    edges: Array  # (R + 1,)
+    known: bool  # edges are positions, not cells
+    names: Labels
+
+    @property
+    def first(self) -> int:
+        return int(self.edges[0])
+
+    @property
+    def count(self) -> int:
+        """Positions."""
+        return int(self.edges[-1]) - self.first
+
+    @property
+    def cells(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def single(self) -> bool:
+        """Whether each cell is one position."""
+        return self.known and self.count == self.cells
+
+    @property
+    def per_cell(self) -> str:
+        """Positions of a cell."""
+        fewest, most = np.diff(self.edges).min(), np.diff(self.edges).max()
+        return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
+
+    def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
+        if self.names is not None:
+            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
+        return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
+
+
+def _read_sides(
+    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
+) -> tuple[_Side, _Side]:
+    """The side of the queries and the side of the keys, of (R, C) cells."""
+
+    def names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
+        if tokens is None:
+            return None
+        count = int(edges[-1] - edges[0])
+        pieces = readable(read_tokens(name, tokens, count, what))
+        return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
+
+    down, across = _edges("rows", rows, shape[0]), _edges("columns", columns, shape[1])
+    if exact and any(edges[-1] - edges[0] >= len(edges) for edges in (down, across)):
+        spans = " × ".join(f"{edges[-1] - edges[0]:g}" for edges in (down, across))
+        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
+    if key_tokens is None and np.array_equal(down, across):
+        key_tokens = tokens
+    return (
+        _Side(down, exact or rows is not None, names("tokens", tokens, down, "queries")),
+        _Side(across, exact or columns is not None, names("key_tokens", key_tokens, across, "keys")),
+    )
+
+
+def _edges(name: str, positions: Any, cells: int) -> Array:
+    """Where `cells` cells begin and end: (cells + 1,) rising positions."""
+    if positions is None or isinstance(positions, int | np.integer):
+        positions = range(cells if positions is None else int(positions))
+    if isinstance(positions, range):
+        if positions.step != 1 or positions.start < 0 or len(positions) < cells:
+            raise ValueError(
+                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {positions}"
+            )
+        return positions.start + np.array(cell_edges(len(positions), cells), dtype=float)
+    edges = numbers(name, positions).cpu().double().numpy()
+    if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
+        raise ValueError(
+            f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
+            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
+        )
+    return np.asarray(edges)
+
+
+@dataclass(frozen=True, eq=False)
+class _Strip:
+    """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
+
+    name: str
+    values: Array  # (K,)
+    edges: Array  # (K + 1,)
+    each: int  # how many values a bar stands for
+    most: float  # the largest value that counts for the bars' length
+
+    @property
+    def captions(self) -> tuple[str, str]:
+        unit = " nats" if self.name == "entropy" else ""
+        return self.name, f"0 to {self.most:.3g}{unit}" if np.isfinite(self.values).any() else "not finite"
+
+
+def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip | None:
+    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy.
+
+    hidden: the number of first cells that do not count for the bars' length.
+    """
+    if values is None:
+        return None
+    values = read_numbers(name, values, "(positions,)")
+    if len(values) not in (side.cells, side.count):
+        raise ValueError(
+            f"{name} has {len(values)} entries, but there are {side.count} positions in {side.cells} cells"
+        )
+    if (values < -1e-3).any():
+        raise ValueError(f"{name} must not be negative, got {np.nanmin(values):.3g}")
+    values = np.maximum(values, 0.0)  # an entropy of 0 may have been rounded to just below
+    edges = side.edges if len(values) == side.cells else side.first + np.arange(side.count + 1.0)
+    each = -(-len(values) // BARS)
+    starts = np.arange(0, len(values), each)
+    if name == "received":  # a lone key that many look at must not vanish
+        bars = np.maximum.reduceat(values, starts)
+    else:
+        bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
+    counted = bars[edges[starts] >= side.edges[hidden]]
+    most = float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
+    return _Strip(name, bars, np.append(edges[starts], edges[-1]), each, most)
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
@@ -266,12 +334,12 @@ def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> t
     return painted, [(f"{name},", how, lowest, *first[2:]), *others]
 
 
-def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ...]) -> list[Key]:
+def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...]) -> list[Key]:
     """Legend entries: exact or pooled, what is hatched, what a bar stands for."""
     if down.single and across.single:
         keys: list[Key] = [("exact: a cell is one weight",)]
     elif down.known and across.known:
-        keys = [(f"pooled, {_tokens_per_cell(down)} × {_tokens_per_cell(across)} tokens per cell",)]
+        keys = [(f"pooled, {down.per_cell} × {across.per_cell} tokens per cell",)]
     else:
         keys = [("pooled",)]
     if hidden:
@@ -283,124 +351,3 @@ def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ..
             which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
             keys.append((f"a bar of {strip.name}: {which}",))
     return keys
-
-
-def _tokens_per_cell(side: Side) -> str:
-    fewest, most = np.diff(side.edges).min(), np.diff(side.edges).max()
-    return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
-
-
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawing:
-    """The map, and where its strips and words stand around it."""
-
-    cells: Array  # (R, C)
-    painted: Array  # (R, C, 3)
-    down: Side
-    across: Side
-    inches: Pair  # (height, width) of the map
-    hidden: int  # columns that are hatched
-    theme: Theme
-
-    def compose(self, title: str | None, keys: list[Key], received: Strip | None, entropy: Strip | None) -> Figure:
-        (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
-        side = self.down.ticks(high, side_by_side=False)
-        top = self.across.ticks(wide, side_by_side=True)
-        said = [_said(strip, self.hidden, self.across) for strip in (received, entropy)]
-        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *said[0]))) + 0.12
-        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
-        depth = max(0.38, top.depth)  # at least the two captions in the corner
-        below = 0.3 if entropy and not received else 0.0
-        page = open_page((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
-        sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1 + above
-        self._map(sheet, x, y)
-        if received:
-            self._bars(sheet, received, x, y - above, (STRIP, wide))
-            _write(sheet, x - 0.08, y - above + 0.26, said[0], ha="right")
-        if entropy:
-            self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
-            # Below, where leaning labels of the keys may pass above.
-            _write(sheet, x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
-        if self.hidden:
-            share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
-            hatch(sheet, x, y - above, (high + above, wide * float(share)))
-        sheet.labels(x, y, side, side_by_side=False)
-        sheet.labels(x, y - above, top, side_by_side=True)
-        _write(sheet, x - 0.08, y - above - 0.31, (AT, FROM), ha="right")
-        return page.finish()
-
-    def _map(self, sheet: Sheet, x: float, y: float) -> None:
-        axes = canvas(sheet, x, y, self.inches)
-        rows, cols = self.cells.shape
-        gap = min(1.2, 2.9 * min(self.inches[0] / rows, self.inches[1] / cols))  # points: 4% of a cell
-        if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
-            axes.pcolormesh(
-                self.across.edges, self.down.edges, self.painted, edgecolors=self.theme.paper, linewidth=gap
-            )
-        else:
-            axes.pcolorfast(self.across.edges, self.down.edges, self.painted)
-        axes.set(xlim=self.across.edges[[0, -1]], ylim=self.down.edges[[-1, 0]])
-        _frame(axes, self.theme)
-        self._numbers(sheet, axes)
-
-    def _numbers(self, sheet: Sheet, axes: Axes) -> None:
-        """The weights in the cells, where they are exact and few."""
-        single = self.down.single and self.across.single
-        signs = cell_signs(self.cells, Scale("", (), 0.0, 1.0, hidden=0.0), self.inches, None) if single else None
-        if signs is None:
-            return
-        size = sign_size(set(signs.flat), signs.shape, self.inches)
-        for (r, c), sign in np.ndenumerate(signs):
-            if c >= self.hidden:
-                colour = self.theme.muted if sign == "·" else readable_on(self.painted[r, c])
-                place = (self.across.first + c + 0.5, self.down.first + r + 0.5)
-                axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
-
-    def _bars(self, sheet: Sheet, strip: Strip, x: float, y: float, inches: Pair) -> None:
-        axes = canvas(sheet, x, y, inches)
-        beside = strip.name == "entropy"
-        most = _most(strip, self.hidden, self.across) or 1.0
-        bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
-        way: Any = "horizontal" if beside else "vertical"
-        axes.stairs(bars, strip.edges, fill=True, orientation=way, color=self.theme.weight[4], linewidth=0)
-        if not np.isfinite(strip.values).all():
-            broken = np.where(np.isfinite(strip.values), 0.0, most)
-            axes.stairs(broken, strip.edges, fill=True, orientation=way, color=self.theme.alarm, linewidth=0)
-        if beside:
-            axes.set(xlim=(0, most), ylim=self.down.edges[[-1, 0]])
-        else:
-            axes.set(xlim=self.across.edges[[0, -1]], ylim=(0, most))
-        _frame(axes, self.theme)
-
-
-def _most(strip: Strip, hidden: int, across: Side) -> float:
-    """The largest value that counts for a strip's height."""
-    counted = strip.values
-    if strip.name == "received" and hidden:
-        counted = counted[strip.edges[:-1] >= across.edges[hidden]]
-    return float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
-
-
-def _said(strip: Strip | None, hidden: int, across: Side) -> tuple[str, str]:
-    """The words beside a strip: its name and its range."""
-    if strip is None:
-        return "", ""
-    if not np.isfinite(strip.values).any():
-        return strip.name, "not finite"
-    unit = " nats" if strip.name == "entropy" else ""
-    return strip.name, f"0 to {_most(strip, hidden, across):.3g}{unit}"
-
-
-def _write(sheet: Sheet, x: float, y: float, lines: tuple[str, str], ha: Any) -> None:
-    for n, line in enumerate(lines):
-        sheet.write(x, y + 0.16 * n, line, CAPTION, muted=True).set(ha=ha)
-
-
-def _frame(axes: Axes, theme: Theme) -> None:
-    from matplotlib.patches import Rectangle
-
-    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
-    axes.add_patch(frame)

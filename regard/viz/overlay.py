@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
-from regard.viz.inputs import read_numbers
-from regard.viz.sheet import DPI, MARGIN, canvas, drawable, open_page, register_fonts
+from regard.viz.sheet import DPI, MARGIN, Sheet, drawable, read_numbers, register_fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +20,11 @@ Floats = NDArray[np.float64]
 
 SLIVER = 1e-6  # of a pixel: an edge that misses the pixel's own by less is rounding
 CELLS = 1 << 22  # pixels that are painted at once
+LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as television weighed them
+LONGER, SHORTER = 6.0, 0.3  # inches of the image's sides: the longer one is so long, the shorter one not shorter
+SOFT, COVER = 0.6, 0.92  # how much is seen of the photograph where it is bare, and of the colour of the largest weight
+OUTLINE = 1.8  # points
+STRIPE = 16  # dots from line to line of the hatching
 
 
 def box_heat(boxes: Floats, numbers: Floats, shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -60,20 +64,13 @@ def _overlap(spans: Floats, n: int) -> Floats:
     return np.where(covered > SLIVER, covered, 0.0)
 
 
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as television weighed them
-
-
 def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32]:
     """(height, width) grey values from 0 to 1.
 
-    Args:
-        image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of
-            uint8, or of floats from 0 to 1.
-        shape: the expected height and width.
+    image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of
+    uint8, or of floats from 0 to 1.  shape: the expected height and width.
 
-    Raises:
-        TypeError: for anything else.
-        ValueError: for another size, and for floats beyond 0 to 1.
+    Raises TypeError for anything else, ValueError for another size and for floats beyond 0 to 1.
     """
     array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
     if find_spec("PIL") is not None:
@@ -103,23 +100,13 @@ def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32
 
 
 def shrink(grey: NDArray[np.float32], by: int) -> NDArray[np.float32]:
-    """The means of by × by pixels; at the bottom and right, of as many as there are.
-
-    >>> shrink(np.array([[0.0, 1.0, 0.5]], np.float32), 2).tolist()
-    [[0.5, 0.5]]
-    """
+    """The means of by × by pixels; at the bottom and right, of as many as there are."""
     if by == 1:
         return grey
     starts = [np.arange(0, n, by) for n in grey.shape]
     high, wide = (np.diff(np.append(s, n)) for s, n in zip(starts, grey.shape, strict=True))
     sums = np.add.reduceat(np.add.reduceat(grey, starts[0], 0), starts[1], 1)
     return np.asarray(sums / np.multiply.outer(high, wide), np.float32)
-
-
-LONGER, SHORTER = 6.0, 0.3  # inches of the image's sides: the longer one is so long, the shorter one not shorter
-SOFT, COVER = 0.6, 0.92  # how much is seen of the photograph where it is bare, and of the colour of the largest weight
-OUTLINE = 1.8  # points
-STRIPE = 16  # dots from line to line of the hatching
 
 
 def overlay(
@@ -193,8 +180,8 @@ def overlay(
     keys += [(rgb(theme.alarm), "NaN or infinite")] if not finite.all() else []
     keys += [("hatched: the model did not see it",)] if unseen.any() else []
     keys += [(drawable(note),)] if note else []
-    page = open_page(inches, title, keys, theme)
-    axes = canvas(page.sheet, MARGIN, page.top, inches)
+    sheet = Sheet(inches, title, keys, theme)
+    axes = sheet.canvas(MARGIN, sheet.top, inches)
     painted = cells.clip(0, 1)
     axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
     axes.set(xlim=(0, wide), ylim=(high, 0))
@@ -203,7 +190,7 @@ def overlay(
         around = box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER  # beside the patch: its colour counts
         _outline(axes, around, theme.paper, 2 * OUTLINE)
         _outline(axes, around, accent, OUTLINE)
-    return page.finish()
+    return sheet.finish()
 
 
 def _covered(place: Array, under: Array, scale: Scale) -> Array:

@@ -1,9 +1,10 @@
-"""Figure layout: fonts, pages and grids of panels."""
+"""What all figures share: arguments, fonts, labels along a side, and pages with title and legend."""
 
 from __future__ import annotations
 
 import textwrap
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.masks.rules import numbers
 from regard.tables import width as terminal_width
 from regard.viz.colors import HIDDEN_SIGNS, Array, Key, Scale, Theme, readable_on
 
@@ -23,9 +25,67 @@ if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
     from matplotlib.text import Text
 
+Pair = tuple[float, float]
+Shape = tuple[int, int]
+Labels = tuple[str, ...] | None  # None: positions are numbered
+
 FAMILY = "regard NanumGothic"  # a name of our own: registering it changes no font that anybody else asks for
 INSTALL = "pip install 'regard[figures]'"
+PAGE, CELL, MARGIN, GAP = 20.0, 0.56, 0.3, 0.3  # inches; a page and a cell are never larger
+TITLE, HEADING, CAPTION = 12.0, 10.0, 8.5  # points
+DPI = 200
+FROM, AT = "looks from ↓", "looks at →"
 _REGISTERING = Lock()
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
+
+
+def read_numbers(name: str, value: object, axes: str) -> Array:
+    """Real numbers as float64, from a list, a NumPy array or a tensor of any precision and device.
+
+    axes: such as "(layers, heads)"; there must be as many, and none of them empty.
+    Raises TypeError for other kinds, ValueError for another number of axes or an empty one.
+    """
+    tensor = numbers(name, value)
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name} must be real numbers, got {tensor.dtype}")
+    if tensor.ndim != axes.count(",") + (not axes.endswith(",)")) or 0 in tensor.shape:
+        raise ValueError(f"{name} must be {axes}, not empty; got {tuple(tensor.shape)}")
+    return np.asarray(tensor.cpu().double().numpy())
+
+
+def read_weights(name: str, value: object, axes: str) -> Array:
+    """As `read_numbers`, for weights of which each must be finite and at least 0."""
+    weights = read_numbers(name, value, axes)
+    broken = np.argwhere(~np.isfinite(weights))
+    if len(broken):
+        at = tuple(int(i) for i in broken[0])
+        where = at[0] if len(at) == 1 else at
+        raise ValueError(
+            f"{name} must be finite, got {weights[at]} at {where} and {len(broken)} such in all; "
+            "regard.check(weights) says which rows are broken"
+        )
+    if (weights < 0).any():
+        raise ValueError(f"{name} must not be negative, got {weights.min():.3g}; attention weights are in [0, 1]")
+    return weights
+
+
+def read_tokens(name: str, tokens: Any, count: int | None = None, what: str = "") -> tuple[str, ...]:
+    """Tokens as strings. Raises TypeError if they are no list of strings, ValueError for none or a wrong number."""
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence | np.ndarray):
+        raise TypeError(f"{name} must be a list of strings, got {tokens!r}; a sentence has to be split first")
+    other = [token for token in tokens if not isinstance(token, str)]
+    if other:
+        raise TypeError(f"{name} must be strings, got {other[0]!r}; ids are turned into tokens by the tokenizer")
+    if count is not None and len(tokens) != count:
+        raise ValueError(f"{name} has {len(tokens)} entries, but there are {count} {what}")
+    if len(tokens) == 0:
+        raise ValueError(f"{name} must not be empty")
+    return tuple(str(token) for token in tokens)
+
+
+# ---------------------------------------------------------------------------------------------------------------- fonts
 
 
 def register_fonts() -> None:
@@ -71,24 +131,14 @@ def _glyphs() -> frozenset[str]:
 
 
 def drawable(string: str) -> str:
-    r"""Hangul composed, and what has no glyph (a newline, Thai) as its code, never as an empty box.
-
-    >>> register_fonts()
-    >>> drawable("고양이\n")
-    '고양이∖n'
-    """
+    """Hangul composed, and what has no glyph (a newline, Thai) as its code, never as an empty box."""
     composed = unicodedata.normalize("NFC", string)
     drawn = (sign if sign in _glyphs() and sign.isprintable() else ascii(sign)[1:-1] for sign in composed)
     return "".join(drawn).replace("\\", "∖")  # Korean fonts draw a Won in the backslash's place
 
 
 def measure(string: str, size: float, bold: bool = False) -> float:
-    """Width in inches of a text of so many points.
-
-    >>> register_fonts()
-    >>> measure("고양이", 12.0) > measure("고양", 12.0) > 0
-    True
-    """
+    """Width in inches of a text of so many points."""
     from matplotlib.textpath import text_to_path
 
     return float(text_to_path.get_text_width_height_descent(string, font(size, bold), False)[0]) / 72
@@ -107,41 +157,11 @@ def clip(label: str, most: int) -> str:
     return label + "…"
 
 
-Pair = tuple[float, float]
-Shape = tuple[int, int]
-Labels = tuple[str, ...] | None  # None: positions are numbered
-
-PAGE, CELL, MARGIN, GAP = 20.0, 0.56, 0.3, 0.3  # inches; a page and a cell are never larger
-TITLE, HEADING, CAPTION = 12.0, 10.0, 8.5  # points
-DPI = 200
-FROM, AT = "looks from ↓", "looks at →"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One map and the words around it. A cell stands for `tile` positions."""
-
-    cells: Array  # (R, C, 3)
-    shape: Shape  # positions, (Nq, Nk)
-    inches: Pair  # (height, width)
-    rows: Labels
-    cols: Labels
-    tile: Shape = (1, 1)
-    signs: Array | None = None  # (R, C) of str
-    heading: str = ""
-    formula: str = ""
-    across: str = ""  # what the columns are, where they are not keys
-
-
 # ----------------------------------------------------------------------------------------------------------------- room
 
 
 def grid_columns(heads: int) -> int:
-    """Columns of a full grid, not much wider than high, where the number of heads allows one.
-
-    >>> [grid_columns(heads) for heads in (1, 5, 12)]
-    [1, 3, 4]
-    """
+    """Columns of a full grid, not much wider than high, where the number of heads allows one: 4 of 12, 3 of 5."""
     full = [columns for columns in range(1, heads + 1) if heads % columns == 0 and heads <= columns**2 <= 4 * heads]
     return full[0] if full else ceil(heads**0.5)
 
@@ -159,9 +179,9 @@ def panel_inches(shape: Shape, columns: int, rows: int, most: float) -> Pair:
 
 
 def cell_signs(values: Array, scale: Scale, inches: Pair, force: bool | None) -> Array | None:
-    """(R, C) numbers as text where they are asked for, or by default where they are few and readable.
+    """(R, C) numbers as text if they are requested, or by default if they are few and readable.
 
-    force: write them (True), do not (False), or decide (None). Raises ValueError if forced where nobody could read it.
+    force: write them (True), do not (False), or decide (None). Raises ValueError if forced where they are unreadable.
     """
     if force is False or (force is None and max(values.shape) > 16):
         return None
@@ -211,18 +231,77 @@ def ticks_of(labels: Labels, count: int, inches: float, *, side_by_side: bool) -
     return Ticks(places, size, lean, depth, max(0.0, places[-1][0] + (slanted if lean else widest / 2) - inches))
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+def ruler(first: int, last: int, inches: float, *, side_by_side: bool) -> Ticks:
+    """Round positions from `first` up to, not including, `last`, along a side of so many inches."""
+    size, per = 8.0, inches / (last - first)
+    widest = measure(str(last - 1), size)
+    pitch = max(0.45, widest + 0.12) if side_by_side else 0.3
+    step = next(s for e in range(12) for m in (1, 2, 5) if (s := m * 10**e) * per >= pitch or s >= last)
+    marks = range(-(-first // step) * step, last, step) or [first]
+    places = [((mark - first + 0.5) * per, str(mark)) for mark in marks]
+    depth = size / 72 if side_by_side else widest
+    return Ticks(places, size, False, depth, max(0.0, places[-1][0] + widest / 2 - inches))
+
+
+# ---------------------------------------------------------------------------------------------------------------- pages
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map and the words around it. A cell stands for `tile` positions."""
+
+    cells: Array  # (R, C, 3)
+    shape: Shape  # positions, (Nq, Nk)
+    inches: Pair  # (height, width)
+    rows: Labels
+    cols: Labels
+    tile: Shape = (1, 1)
+    signs: Array | None = None  # (R, C) of str
+    heading: str = ""
+    formula: str = ""
+    across: str = ""  # what the columns are, where they are not keys
 
 
 class Sheet:
-    """A figure addressed in inches from its upper left corner."""
+    """A page with its title and, below free room, its legend; addressed in inches from its upper left corner.
 
-    def __init__(self, width: float, height: float, theme: Theme) -> None:
+    The room is (height, width) inches, from `top` down and from MARGIN to the right; the page is wider if the title or
+    the legend is.
+    """
+
+    def __init__(self, room: Pair, title: str | None, keys: list[Key], theme: Theme) -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height, self.theme = width, height, theme
-        self.figure = Figure((width, height), DPI, facecolor=theme.paper, edgecolor=theme.paper)
+        self.theme, words = theme, drawable(title or "")
+        widths = [sum(_part_width(part) + 0.07 for part in key) + 0.2 for key in keys]
+        asked = max(measure(words, TITLE, bold=True), sum(widths))
+        inside = max(room[1], max(widths, default=0.0), min(6.0, asked))
+        lines = _wrapped(words, inside)
+        self.top = MARGIN + 0.28 * len(lines) + 0.1 * bool(lines)
+        places: list[Pair] = []  # of the legend's entries
+        x, y = 0.0, self.top + room[0] + 0.4
+        for width in widths:
+            if x > 0 and x + width > inside:
+                x, y = 0.0, y + 0.24
+            places.append((MARGIN + x, y))
+            x += width
+        self.width, self.height = inside + 2 * MARGIN, y + MARGIN
+        self.figure = Figure((self.width, self.height), DPI, facecolor=theme.paper, edgecolor=theme.paper)
         self.figure.set_layout_engine("none")
+        for n, line in enumerate(lines):
+            self.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
+        self._legend = list(zip(places, keys, strict=True))
+
+    def finish(self) -> Figure:
+        """Draw the legend, after all else, and return the figure."""
+        for (x, y), key in self._legend:
+            for part in key:
+                if isinstance(part, str):
+                    self.write(x, y, part, CAPTION, muted=True)
+                else:  # (K, 3)
+                    self.cells(x, y - 0.11, (0.13, _part_width(part)), part[None], (1, len(part)), 0.0)
+                x += _part_width(part) + 0.07
+        return self.figure
 
     def letters(self, size: float, colour: str, bold: bool = False) -> dict[str, Any]:
         """How text is drawn: a label is never read as mathematics, whatever dollar signs it holds."""
@@ -233,13 +312,20 @@ class Sheet:
         letters = self.letters(size, self.theme.muted if muted else self.theme.ink, bold)
         return self.figure.text(x / self.width, 1 - y / self.height, string, ha="left", va="baseline", **letters)
 
+    def canvas(self, x: float, y: float, inches: Pair) -> Axes:
+        """Bare axes of (height, width) inches whose units are inches, rightwards and downwards from (x, y)."""
+        height, width = inches
+        place = (x / self.width, 1 - (y + height) / self.height, width / self.width, height / self.height)
+        axes = self.figure.add_axes(place)
+        axes.set_axis_off()
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        return axes
+
     def cells(self, x: float, y: float, inches: Pair, cells: Array, reach: Pair, gap: float) -> Axes:
         """Draw (R, C, 3) colours in a frame that shows the first `reach` rows and columns."""
         from matplotlib.patches import Rectangle
 
-        height, width = inches[0] / self.height, inches[1] / self.width
-        axes = self.figure.add_axes((x / self.width, 1 - y / self.height - height, width, height))
-        axes.set_axis_off()
+        axes = self.canvas(x, y, inches)
         rows, cols = cells.shape[:2]
         if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
             axes.pcolormesh(cells, edgecolors=self.theme.paper if gap else "face", linewidth=gap or 0.2, shading="flat")
@@ -260,15 +346,6 @@ class Sheet:
             colour = self.theme.muted if sign in HIDDEN_SIGNS else readable_on(panel.cells[r, c])
             axes.text(c + 0.5, r + 0.5, sign, ha="center", va="center", **self.letters(size, colour))
 
-    def key(self, x: float, y: float, key: Key) -> None:
-        """Draw an entry of the legend with its baseline at y."""
-        for part in key:
-            if isinstance(part, str):
-                self.write(x, y, part, CAPTION, muted=True)
-            else:  # (K, 3)
-                self.cells(x, y - 0.11, (0.13, _part_width(part)), part[None], (1, len(part)), 0.0)
-            x += _part_width(part) + 0.07
-
     def labels(self, x: float, y: float, ticks: Ticks, *, side_by_side: bool) -> None:
         """Draw labels above (x, y) and to the right of it, or to its left and downwards."""
         for place, label in ticks.places:
@@ -279,33 +356,32 @@ class Sheet:
             else:
                 text.set(ha="center") if side_by_side else text.set(ha="right", va="center")
 
+    def captions(self, x: float, y: float, lines: Sequence[str], pitch: float = 0.16, ha: str = "right") -> None:
+        """Draw small lines below each other, the first with its baseline at y."""
+        for n, line in enumerate(lines):
+            self.write(x, y + pitch * n, line, CAPTION, muted=True).set(ha=ha)
 
-# ------------------------------------------------------------------------------------------------------------ composing
+    def hatch(self, x: float, y: float, inches: Pair) -> None:
+        """Cover a rectangle with bare paper and slanted lines: what is left out of the colours.
+
+        The lines are our own: the width of matplotlib's is a setting of the whole program.
+        """
+        from matplotlib.collections import LineCollection
+
+        axes, (height, width) = self.canvas(x, y, inches), inches
+        axes.set_axis_on()
+        axes.set(xticks=[], yticks=[], facecolor=self.theme.paper)
+        axes.spines[:].set_visible(False)
+        starts = np.arange(0.03, height + width, 0.06)
+        lines = [[(0.0, start), (start, 0.0)] for start in starts]
+        axes.add_collection(LineCollection(lines, colors=self.theme.line, linewidths=0.8), autolim=False)
 
 
 def _part_width(part: str | Array) -> float:
     return measure(part, CAPTION) if isinstance(part, str) else 0.14 if len(part) == 1 else 1.1
 
 
-def key_width(key: Key) -> float:
-    """How many inches an entry of the legend takes."""
-    return sum(_part_width(part) + 0.07 for part in key) + 0.2
-
-
-def flow(keys: list[Key], room: float) -> list[list[tuple[float, Key]]]:
-    """Entries of the legend in lines no wider than `room`, each with its distance from the left."""
-    lines: list[list[tuple[float, Key]]] = [[]]
-    x = 0.0
-    for key in keys:
-        if lines[-1] and x + key_width(key) > room:
-            lines.append([])
-            x = 0.0
-        lines[-1].append((x, key))
-        x += key_width(key)
-    return lines
-
-
-def wrapped(title: str, room: float) -> list[str]:
+def _wrapped(title: str, room: float) -> list[str]:
     """The title in at most four lines no wider than `room`."""
     likely = ceil(len(title) * room / max(measure(title, TITLE, bold=True), room))
     for columns in range(min(len(title), likely + 20), 7, -1):
@@ -315,120 +391,37 @@ def wrapped(title: str, room: float) -> list[str]:
     return [title] if title else []
 
 
-def _across(panels: list[Panel], tops: list[Ticks], start: float) -> tuple[list[float], float]:
-    """Where the panels of a row begin, and where the last one ends with all its words."""
-    xs, x = [], start
-    for n, (panel, top) in enumerate(zip(panels, tops, strict=True)):
-        xs.append(x)
-        runs_on = n + 1 < len(tops) and tops[n + 1].lean  # leaning labels pass above the next ones, which lean too
-        words = max(measure(panel.heading, HEADING, bold=True), measure(panel.formula, CAPTION))
-        x += max(panel.inches[1] + (0.0 if runs_on else top.over), words) + GAP
-    return xs, x - GAP
-
-
 def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], theme: Theme) -> Figure:
     """Panels in a grid, row by row: labels to the left of the first column and above the first row."""
+    # 1. How much room the panels take with their labels.
     grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     high = panels[0].inches[0]
     side = ticks_of(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
     tops = [ticks_of(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
-    xs, end = _across(grid[0], tops, MARGIN + max(side.depth, measure(FROM, CAPTION)) + 0.1)
-    title = drawable(title)
-    room = max(end - MARGIN, min(6.0, max(measure(title, TITLE, bold=True), sum(map(key_width, keys)))))
-    lines, legend = wrapped(title, room), flow(keys, room)
-    words = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
+    xs, x = [], MARGIN + max(side.depth, measure(FROM, CAPTION)) + 0.1
+    for n, (panel, top) in enumerate(zip(grid[0], tops, strict=True)):
+        xs.append(x)
+        runs_on = n + 1 < len(tops) and tops[n + 1].lean  # leaning labels pass above the next ones, which lean too
+        words = max(measure(panel.heading, HEADING, bold=True), measure(panel.formula, CAPTION))
+        x += max(panel.inches[1] + (0.0 if runs_on else top.over), words) + GAP
+    heading = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
     depth = max(0.32, *(top.depth for top in tops))  # at least the two captions in the corner
-    ys = [MARGIN + 0.28 * len(lines) + words + 0.1 + depth]
-    ys += [ys[0] + row * (high + words + GAP) for row in range(1, len(grid))]
-    foot = ys[-1] + high + 0.4
+    above = heading + depth + (0.0 if title else 0.1)
+    height = above + high + (len(grid) - 1) * (high + heading + GAP)
     printed = [(set(panel.signs.flat), panel.signs.shape, panel.inches) for panel in panels if panel.signs is not None]
     size = min((sign_size(*signs) for signs in printed), default=0.0)  # one for all panels
-    sheet = Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
-
-    for n, line in enumerate(lines):
-        sheet.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
-    for line, y in ((AT, ys[0] - 0.27), (FROM, ys[0] - 0.11)):
-        sheet.write(xs[0] - 0.08, y, line, CAPTION, muted=True).set(ha="right")
+    # 2. Draw them.
+    sheet = Sheet((height, x - GAP - MARGIN), title, keys, theme)
+    ys = [sheet.top + above + row * (high + heading + GAP) for row in range(len(grid))]
+    sheet.captions(xs[0] - 0.08, ys[0] - 0.27, (AT, FROM))
     for y, row in zip(ys, grid, strict=True):
         sheet.labels(xs[0], y, side, side_by_side=False)
-        top = y - 0.08 - (0.04 + depth if row is grid[0] else 0.0)
+        baseline = y - 0.08 - (0.04 + depth if row is grid[0] else 0.0)
         for x, panel in zip(xs, row, strict=False):
-            sheet.write(x, top - 0.17 * bool(panel.formula), panel.heading, HEADING, bold=True)
-            sheet.write(x, top, panel.formula, CAPTION, muted=True)
+            sheet.write(x, baseline - 0.17 * bool(panel.formula), panel.heading, HEADING, bold=True)
+            sheet.write(x, baseline, panel.formula, CAPTION, muted=True)
             sheet.panel(x, y, panel, size)
     for x, panel, ticks in zip(xs, grid[0], tops, strict=True):
         sheet.labels(x, ys[0], ticks, side_by_side=True)
         sheet.write(x, ys[0] - ticks.depth - 0.14, panel.across, CAPTION, muted=True)
-    for n, entries in enumerate(legend):
-        for x, key in entries:
-            sheet.key(MARGIN + x, foot + 0.24 * n, key)
-    return sheet.figure
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page with its title written and free room below it; the legend follows when the drawing is there."""
-
-    sheet: Sheet
-    top: float  # inches: where the free room begins, MARGIN from the left
-    foot: float  # the legend's first baseline
-    legend: list[list[tuple[float, Key]]]  # lines of entries, each with its distance from the left
-
-    def finish(self) -> Figure:
-        """Write the legend, and hand over the figure."""
-        for n, entries in enumerate(self.legend):
-            for x, key in entries:
-                self.sheet.key(MARGIN + x, self.foot + 0.24 * n, key)
-        return self.sheet.figure
-
-
-def open_page(inches: Pair, title: str | None, keys: list[Key], theme: Theme) -> Page:
-    """A page with free room of (height, width) inches; as wide as asked for, or as the legend's widest entry."""
-    words = drawable(title or "")
-    widest = max(map(key_width, keys), default=0.0)
-    room = max(inches[1], widest, min(6.0, max(measure(words, TITLE, bold=True), sum(map(key_width, keys)))))
-    lines, legend = wrapped(words, room), flow(keys, room)
-    top = MARGIN + 0.28 * len(lines) + 0.1 * bool(lines)
-    foot = top + inches[0] + 0.4
-    sheet = Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
-    for n, line in enumerate(lines):
-        sheet.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
-    return Page(sheet, top, foot, legend)
-
-
-def canvas(sheet: Sheet, x: float, y: float, inches: Pair) -> Axes:
-    """Bare axes of (height, width) inches whose units are inches, rightwards and downwards from (x, y)."""
-    height, width = inches
-    place = (x / sheet.width, 1 - (y + height) / sheet.height, width / sheet.width, height / sheet.height)
-    axes = sheet.figure.add_axes(place)
-    axes.set_axis_off()
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    return axes
-
-
-def hatch(sheet: Sheet, x: float, y: float, inches: Pair) -> None:
-    """Cover a rectangle with bare paper and slanted lines: what is left out of the colours.
-
-    The lines are our own: the width of matplotlib's is a setting of the whole program.
-    """
-    from matplotlib.collections import LineCollection
-
-    axes, (height, width) = canvas(sheet, x, y, inches), inches
-    axes.set_axis_on()
-    axes.set(xticks=[], yticks=[], facecolor=sheet.theme.paper)
-    axes.spines[:].set_visible(False)
-    starts = np.arange(0.03, height + width, 0.06)
-    lines = [[(0.0, start), (start, 0.0)] for start in starts]
-    axes.add_collection(LineCollection(lines, colors=sheet.theme.line, linewidths=0.8), autolim=False)
-
-
-def ruler(first: int, last: int, inches: float, *, side_by_side: bool) -> Ticks:
-    """Round positions from `first` up to, not including, `last`, along a side of so many inches."""
-    size, per = 8.0, inches / (last - first)
-    widest = measure(str(last - 1), size)
-    pitch = max(0.45, widest + 0.12) if side_by_side else 0.3
-    step = next(s for e in range(12) for m in (1, 2, 5) if (s := m * 10**e) * per >= pitch or s >= last)
-    marks = range(-(-first // step) * step, last, step) or [first]
-    places = [((mark - first + 0.5) * per, str(mark)) for mark in marks]
-    depth = size / 72 if side_by_side else widest
-    return Ticks(places, size, False, depth, max(0.0, places[-1][0] + widest / 2 - inches))
+    return sheet.finish()

@@ -36,9 +36,8 @@ from regard.data.image_processing import (
 )
 from regard.locale import translate
 from regard.models.loading import load
-from regard.session.image_session import look_at_image
 from regard.session.sentences import WARNING
-from regard.session.session import Session, open_file
+from regard.session.session import Session, look_at_image, open_file
 
 KEYS = {
     "version", "name", "text", "image", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",

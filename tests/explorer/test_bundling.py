@@ -31,26 +31,19 @@ export function three() { return two + 1; }
 export async function four() { return 4; }
 export class Five { value = 5; }
 export function* six() { yield 6; }
-const seven = 7, eight = 8;
-export { seven, eight as octo };
 """,
-        "b.js": "export default function named() { return 9; }\nexport const ten = named() + 1;\n",
-        "c.js": "export default { eleven: 11 };\n",
-        "d.js": 'export * from "./a.js";\nexport { ten as dix } from "./b.js";\n',
-        "e.js": """
-import "./c.js";
-import nine, { ten } from "./b.js";
-import eleven from './c.js';
-import * as all from "./d.js";
+        "b.js": """
+import { two } from './a.js';
 import {
-  three, // a comment with a comma, and more
-  octo as eight,
+  three,
+  Five as Fifth, six
 } from "./a.js";
-export const found = [all.two, three(), new all.Five().value, [...all.six()][0], all.seven, eight, nine(), ten];
-export const more = [eleven.eleven, all.dix];
+export const found = [two, three(), new Fifth().value, [...six()][0]];
+export { two as deux, four } from "./a.js";
+export default { seven: 7 };
 """,
     }
-    assert said(modules, "e.js", "[it.found, it.more]") == "[[2,3,5,6,7,8,9,10],[11,10]]"
+    assert said(modules, "b.js", "[it.found, it.deux, await it.four(), it.default.seven]") == "[[2,3,5,6],2,4,7]"
 
 
 @node
@@ -66,9 +59,13 @@ def test_names_of_one_module_do_not_reach_another():
 def test_a_module_that_two_others_import_runs_once():
     modules = {
         "once.js": "globalThis.times = (globalThis.times ?? 0) + 1;\nexport const token = {};",
-        "a.js": 'export { token } from "./once.js";',
-        "b.js": 'export { token } from "./once.js";',
-        "c.js": 'import { token } from "./a.js";\nimport * as b from "./b.js";\nexport const same = token === b.token;',
+        "a.js": 'import { token } from "./once.js";\nexport const ours = token;',
+        "b.js": 'import { token } from "./once.js";\nexport const theirs = token;',
+        "c.js": """
+import { ours } from "./a.js";
+import { theirs } from "./b.js";
+export const same = ours === theirs;
+""",
     }
     assert said(modules, "c.js", "[it.same, globalThis.times]") == "[true,1]"
 
@@ -84,7 +81,8 @@ def test_only_what_the_entry_needs_is_in_the_script():
 
 
 def test_modules_in_a_circle_are_refused_and_named():
-    modules = {"a.js": 'import "./b.js";', "b.js": 'import "./c.js";', "c.js": 'import "./b.js";'}
+    cycle = {"a.js": "b.js", "b.js": "c.js", "c.js": "b.js"}
+    modules = {path: f'import {{ x }} from "./{needed}";' for path, needed in cycle.items()}
     with pytest.raises(ValueError, match=r"b\.js.*c\.js.*b\.js"):
         bundle(modules, "a.js")
 
@@ -110,18 +108,17 @@ def test_only_neighbours_can_be_imported(asked):
         "export const { a, b } = thing;",
         'const late = await import("./b.js");',
         "const here = import.meta.url;",
+        'import "./b.js";',
+        'import * as all from "./b.js";',
+        'import some from "./b.js";',
+        'import { a b-c } from "./b.js";',
+        'export * from "./b.js";',
+        "export { a };",
     ],
 )
 def test_forms_that_cannot_be_bundled_are_refused(text):
     with pytest.raises(ValueError, match=r"a\.js"):
         bundle({"a.js": text, "b.js": ""}, "a.js")
-
-
-def test_odd_names_are_refused():
-    with pytest.raises(ValueError, match="'a b'"):
-        bundle({"a.js": "export { a b };"}, "a.js")
-    with pytest.raises(ValueError, match="import"):
-        bundle({"a.js": 'import 1 from "./b.js";', "b.js": ""}, "a.js")
 
 
 @node

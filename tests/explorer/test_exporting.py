@@ -15,8 +15,7 @@ import torch
 
 import regard
 from regard.explorer import export
-from regard.explorer.export import html, modules, styles, write_html
-from regard.explorer.export_data import carried
+from regard.explorer.export import html, modules, page_data, styles, write_html
 from regard.session.session import Session
 
 TRAPS = ("</script>", "<!--", "<script>", "]]>", "\u2028", "한국어", '"&amp;')
@@ -63,7 +62,7 @@ class Reader(HTMLParser):
 
 def test_the_data_comes_back_whatever_the_text_holds(session):
     read = Reader(html(session, "ko"))
-    assert json.loads(read.data()) == carried(session, "ko")
+    assert json.loads(read.data()) == page_data(session, "ko")
     assert "<" not in read.data()
 
 

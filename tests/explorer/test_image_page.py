@@ -19,14 +19,13 @@ from speaking_twins import bert
 
 import regard
 from regard.cli import main
-from regard.explorer import export_data
+from regard.explorer import export
 from regard.explorer.export import write_html
 from regard.explorer.jobs import ModelShelf
 from regard.explorer.widget import answer, module
 from regard.layouts import Frame, Sides
 from regard.models.loading import load
-from regard.session.image_session import look_at_image
-from regard.session.session import Session, open_file
+from regard.session.session import Session, look_at_image, open_file
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 ROWS, COLUMNS, BEFORE = 5, 7, 3  # patches; cls and two registers before them
@@ -642,11 +641,9 @@ def test_exported_page_shows_the_image_and_the_same_weights_from_a_file(page, se
     ],
 )
 def test_exported_page_of_the_strongest_links_gives_no_shares(page, session, tmp_path, monkeypatch, lang, words):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "LINKS", 2)
-    monkeypatch.setattr(
-        export_data, "ROOM", 2 * (BEFORE + ROWS * COLUMNS) ** 2 - 1
-    )  # room for links, for no whole head
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "LINKS", 2)
+    monkeypatch.setattr(export, "ROOM", 2 * (BEFORE + ROWS * COLUMNS) ** 2 - 1)  # room for links, for no whole head
     target = tmp_path / "links.html"
     write_html(session, target)
     page.goto(f"{target.as_uri()}#session=1&layer=2&head=0&token=0&lang={lang}")

@@ -21,10 +21,10 @@ from torch import Tensor
 
 import regard
 from regard.cli import main
-from regard.explorer import export_data
+from regard.explorer import export
 from regard.explorer.export import write_html
 from regard.lens.capture import Capture, Record
-from regard.session.ranking import layers_of, strongest
+from regard.session.heads import strongest
 from regard.session.session import Session, session_of
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
@@ -85,7 +85,7 @@ def chosen(page: Any, layer: int, head: int) -> None:
 
 
 def test_steps_that_a_file_does_not_hold_are_said_without_alarm(browser, session, tmp_path, monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     address, (q, k) = written(session, tmp_path), drawn(LAYERS, HEADS, len(WORDS))[3]
     weights = regard.look(q, k, k).tile(range(len(WORDS)), range(len(WORDS)))[0, 1]
     faint = int(weights[10].argmin())
@@ -116,7 +116,7 @@ def test_address_that_names_a_head_alone_gets_a_token_to_begin_with(page, where,
 
 def opens(page: Any, session: Session) -> None:
     """Wait until the page shows the link that ranks first in the session."""
-    link = strongest(session, layers_of(session), count=1)[0]
+    link = strongest(session, session.layers, count=1)[0]
     chosen(page, link.layer, link.head)
     expect(page.locator(".said-query")).to_have_text(WORDS[link.query])
     expect(page.locator(".said-key")).to_have_text(WORDS[link.key])
@@ -385,10 +385,10 @@ def test_number_that_was_not_measured_is_told_from_nan(page, site, keys, broken)
 
 
 def test_weights_that_an_exported_page_does_not_hold_are_not_called_nan(page, tmp_path, monkeypatch):
-    from regard.explorer import export_data
+    from regard.explorer import export
 
-    monkeypatch.setattr(export_data, "ROOM", 13_000)
-    monkeypatch.setattr(export_data, "SHORT", 8)
+    monkeypatch.setattr(export, "ROOM", 13_000)
+    monkeypatch.setattr(export, "SHORT", 8)
     n = 83
     found = made([f"w{i}" for i in range(n)], *drawn(1, 1, n))
     ready(page, f"{written(found, tmp_path)}#session=1&token=5")

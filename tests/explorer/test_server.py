@@ -365,6 +365,16 @@ def test_foreign_host_is_refused(client, host):
         assert answer.json()["error"]
 
 
+@pytest.mark.parametrize("name", ["evil.example", "0.0.0.0", "localhost.evil.example", "[::]"])
+def test_only_the_loopback_names_are_hosts(client, name):
+    answer = client.get("/api/sessions", headers={"host": f"{name}:{PORT}"})
+    assert answer.status_code == 421
+    accepted, _, refused = answer.json()["error"].partition(", not ")  # it lists every Host that is let in
+    assert f"{name}:{PORT}" in refused
+    hosts = {f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"[::1]:{PORT}"}
+    assert {word for word in accepted.split() if word.endswith(f":{PORT}")} == hosts
+
+
 @pytest.mark.parametrize("host", [f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}"])
 def test_own_host_is_let_in_with_its_own_origin(client, host):
     answer = client.get("/api/sessions", headers={"host": host, "origin": f"http://{host}"})

@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from twins import build
 
 import regard
-from regard.session.image_session import look_at_image
+from regard.session.session import look_at_image
 
 LETTERS = sorted({letter for sentence in SENTENCES[:3] for letter in sentence})
 BYTES = pre_tokenizers.ByteLevel.alphabet()

@@ -25,9 +25,8 @@ from regard.data.image_processing import ImageProcessor
 from regard.data.images import open_image as opened_image
 from regard.data.images import peek_image
 from regard.data.tokenizer import Tokenizer
-from regard.explorer.export_data import carried
-from regard.session.image_session import look_at_image
-from regard.session.session import session_of
+from regard.explorer.export import page_data
+from regard.session.session import look_at_image, session_of
 
 PACKAGE = Path(regard.__file__).parent
 TEXT = "the cat sat on the mat, 고양이! [MASK] <|endoftext|>"
@@ -100,7 +99,7 @@ def open_capture(path: Path) -> Numbers:
                 _ask_view(numbers, record.view)
         for name in dict.fromkeys(capture.names):
             attempt(numbers, lambda name=name: repr(capture[name]))
-        attempt(numbers, lambda: len(repr(carried(session_of(capture)))))
+        attempt(numbers, lambda: len(repr(page_data(session_of(capture)))))
         numbers.append(command("look", str(path)))
         numbers.append(command("doctor", str(path)))
         return numbers

@@ -8,8 +8,8 @@ import regard
 from regard.layouts import Layout
 from regard.lens.files.saving import make_overview
 from regard.lens.view import View
-from regard.session import ranking
-from regard.session.ranking import head_numbers
+from regard.session import heads
+from regard.session.heads import head_numbers
 
 H, D = 3, 5
 PADDED = Layout.windows(5, 7, size=(2, 2), window=(3, 3), shift=(1, 1))  # 35 patches in 6 windows of 9
@@ -65,7 +65,7 @@ def test_a_layout_without_padding_changes_nothing():
 
 def test_a_large_call_keeps_what_was_measured_of_keys(monkeypatch):
     view = looked()
-    monkeypatch.setattr(ranking, "LITTLE", 1)
+    monkeypatch.setattr(heads, "LITTLE", 1)
     found = head_numbers(view, WINDOWS, PADDED)
     assert torch.equal(found.share, head_numbers(view, WINDOWS).share)
     torch.testing.assert_close(found.entropy, view.entropy[:WINDOWS].transpose(1, 2)[REAL].mean(0).float())

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.models.loading import load
-from regard.session.image_session import WRITTEN, look_at_image
-from regard.session.session import Session
+from regard.session.session import MAX_NEW_TOKENS, Session, look_at_image
 from regard.tasks.inputs import expand_prompt, question_prompt, without_special
 
 PHOTO = picture(1)
@@ -78,7 +77,7 @@ def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, t
     model = load(make(tmp_path))
     token = getattr(model, "placeholder", 5)
     with forced(model, token, at), regard.watch(model, keep="qk") as seen:
-        written = write(model, text, max_new_tokens=WRITTEN)
+        written = write(model, text, max_new_tokens=MAX_NEW_TOKENS)
     with forced(model, token, at):
         session = look_at_image(PHOTO, model, text=text)
     assert written.ids[at] == token
@@ -99,7 +98,7 @@ def test_placeholder_that_was_written_is_a_word(name: str, tmp_path: Path) -> No
         session = look_at_image(PHOTO, model, text=text)
     sides = session.layers[-1].sides
     assert sides is not None
-    assert sides.queries.kind[0, len(session.tokens) - WRITTEN + 1 :].tolist() == ["text"] * (WRITTEN - 1)
+    assert sides.queries.kind[0, len(session.tokens) - MAX_NEW_TOKENS + 1 :].tolist() == ["text"] * (MAX_NEW_TOKENS - 1)
     assert session.head_values(len(session.layers) - 1, 0) is not None
 
 
@@ -111,7 +110,7 @@ def test_row_of_the_table_that_the_tokenizer_does_not_know_is_called_by_its_numb
         model.tokenizer.size -= 1  # as where a table has more rows than the tokenizer has tokens
     with forced(model, model.tokenizer.size, 1):
         session = look_at_image(PHOTO, model, text=text)
-    assert session.tokens[-WRITTEN + 2] == f"[{model.tokenizer.size}]"
+    assert session.tokens[-MAX_NEW_TOKENS + 2] == f"[{model.tokenizer.size}]"
 
 
 # ------------------------------------------------------------------------------------------------------- near the limit
@@ -126,13 +125,13 @@ def filled(model: Any, count: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("room", [1, 2, WRITTEN - 1, WRITTEN, WRITTEN + 1])
+@pytest.mark.parametrize("room", [1, 2, MAX_NEW_TOKENS - 1, MAX_NEW_TOKENS, MAX_NEW_TOKENS + 1])
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], room: int, tmp_path: Path) -> None:
     model = load(make(tmp_path))
     count = model.max_positions - room + 1
     text = filled(model, count)
-    written = write(model, text, max_new_tokens=min(room, WRITTEN))
+    written = write(model, text, max_new_tokens=min(room, MAX_NEW_TOKENS))
     session: Session = look_at_image(PHOTO, model, text=text)
     assert session.text == f"{text} → {written.text.strip()}"
     assert len(session.tokens) == count + len(written.ids) - 1 <= model.max_positions

@@ -13,9 +13,9 @@ from speaking_twins import bert, gpt2, t5
 
 import regard
 from regard.lens.capture import Capture
-from regard.session import ranking
+from regard.session import heads as ranking
+from regard.session.heads import Layer, obstacle, strongest
 from regard.session.labels import LONGEST, find_word, is_word, shown, spelled, word_numbers
-from regard.session.ranking import Layer, layers_of, obstacle, strongest
 from regard.session.session import Session, look_at
 from regard.tables import width
 
@@ -99,7 +99,7 @@ def test_key_that_everything_looks_at_is_not_interesting() -> None:
 
 def test_layers_of_other_tokens_have_no_place_in_the_text(tmp_path: Path) -> None:
     session = look_at("The cat sat on the mat.", t5(tmp_path / "t5"))
-    layers = layers_of(session)
+    layers = session.layers
     assert [layer.start is None for layer in layers] == [False, False, True, True, True, True]
     assert {link.layer for link in strongest(session, layers, count=20)} <= {0, 1}
     assert obstacle(layers[2:]) == "weights"
@@ -107,7 +107,7 @@ def test_layers_of_other_tokens_have_no_place_in_the_text(tmp_path: Path) -> Non
 
 def test_causal_model_looks_back(tmp_path: Path) -> None:
     session = look_at("The cat sat on the mat.", gpt2(tmp_path / "gpt2"))
-    found = strongest(session, layers_of(session), count=20)
+    found = strongest(session, session.layers, count=20)
     assert found != []
     assert all(link.key < link.query for link in found)
 
@@ -121,7 +121,7 @@ def test_too_many_weights_and_none_at_all_are_told(monkeypatch: Any, tmp_path: P
     model = regard.load(bert(tmp_path / "bert", "Model"))
     with regard.watch(model) as seen:
         model(model.tokenizer.batch(["a cat"]).input_ids)
-    assert obstacle(layers_of(Session("bare", seen, ("[CLS]", "a", "cat", "[SEP]")))) == "weights"
+    assert obstacle(Session("bare", seen, ("[CLS]", "a", "cat", "[SEP]")).layers) == "weights"
 
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -16,7 +16,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
 from regard.locale import Lang
-from regard.session.ranking import layers_of, strongest
+from regard.session.heads import strongest
 from regard.session.session import Session, default_model, look_at, session_of
 
 DEMO = "The animal didn't cross the street because it was too tired."
@@ -151,7 +151,7 @@ def test_head_of_the_demo_rests_on_cls_and_shows_it_and_animal() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_page_opens_on_the_link_that_the_terminal_ranks_first(text: str) -> None:
     session = look_at(text)
-    opening, best = overview(session)["opening"], strongest(session, layers_of(session), count=1)
+    opening, best = overview(session)["opening"], strongest(session, session.layers, count=1)
     wanted = [{"layer": one.layer, "head": one.head, "token": one.query, "key": one.key} for one in best]
     assert opening == (wanted[0] if wanted else None)
 
@@ -176,9 +176,9 @@ def planted(n: int, query: int, key: int) -> Session:
 def test_long_text_is_ranked_by_tokens_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planted(40, 36, 9)
     assert overview(whole)["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 40 * 10)  # ten tokens of forty
+    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 40 * 10)  # ten tokens of forty
     assert overview(planted(40, 36, 9))["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 39)  # not one
+    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 39)  # not one
     assert overview(planted(40, 36, 9))["opening"] is None
 
 

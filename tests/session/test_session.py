@@ -12,8 +12,7 @@ from seeing_twins import blip, clip, idefics, llava, picture, vit
 from speaking_twins import bert, gpt2, t5
 
 from regard.models.loading import load
-from regard.session.image_session import look_at_image
-from regard.session.session import Session, look_at
+from regard.session.session import Session, look_at, look_at_image
 
 PHOTO = picture()
 LOOKS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Session]]] = {

@@ -202,7 +202,7 @@ FAULTS = [
     ),
     Fault(
         "weakest links first",
-        "session/ranking.py",
+        "session/heads.py",
         "key=lambda one: (-one[0], one[1]))\n    return [link",
         "key=lambda one: (one[0], one[1]))\n    return [link",
         "tests/session/test_ranking.py",

@@ -710,7 +710,7 @@ def test_negative_weight_is_found_even_where_pooling_would_hide_it():
         ({"key_labels": ["a", "b"]}, ValueError, r"key_labels.*2.*5"),
         ({"labels": ["a", "b", "c", "d", "e"]}, ValueError, r"labels.*5.*3"),
         ({"labels": "cat"}, TypeError, r"labels.*'cat'"),
-        ({"labels": ["a", "b", 3]}, TypeError, r"labels.*\['a', 'b', 3\]"),
+        ({"labels": ["a", "b", 3]}, TypeError, r"labels.*3"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels, error, message):

@@ -21,7 +21,7 @@ from regard.masks.tiles import cell_edges
 from regard.viz.atlas import short_names
 from regard.viz.colors import DARK, LIGHT
 from regard.viz.figures import atlas, atlas_html, links, map_with_marginals, save, text_heat, text_heat_html
-from regard.viz.text_heat import readable
+from regard.viz.text import readable
 
 ROOT = Path(__file__).resolve().parents[2]
 KOREAN = ["▁나는", "▁어제", "▁고양이", "를", "▁보았다"]

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import regard
-from regard.explorer import answers, export_data
+from regard.explorer import answers, export
 from regard.explorer.answers import unpacked
-from regard.explorer.export import bundle, modules
-from regard.explorer.export_data import carried
-from regard.session.head_weights import one_head
+from regard.explorer.export import bundle, modules, page_data
+from regard.session.heads import one_head
 from regard.session.session import Session
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
@@ -75,7 +74,7 @@ def exact(s: Session, layer: int, head: int) -> np.ndarray[Any, Any]:
 
 def test_a_small_capture_is_carried_whole():
     s = session()
-    data = carried(s, "ko")
+    data = page_data(s, "ko")
     mine = one(data)
     assert (data["version"], data["lang"]) == (1, "ko")
     assert mine["overview"] == answers.overview(s, "ko")
@@ -93,14 +92,14 @@ def test_a_small_capture_is_carried_whole():
 
 
 def test_all_of_it_is_json_without_nan():
-    json.dumps(carried(session()), allow_nan=False)
+    json.dumps(page_data(session()), allow_nan=False)
 
 
 def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
-    monkeypatch.setattr(export_data, "STEP_BYTES", 150)  # of two heads
+    monkeypatch.setattr(export, "ROOM", 1000)
+    monkeypatch.setattr(export, "STEP_BYTES", 150)  # of two heads
     s = session()
-    mine = one(carried(s))
+    mine = one(page_data(s))
     array = mine["arrays"]["1.2"]["weights"]
     assert array["error"] == 0.5 / 65535
     assert np.abs(numbers(array) - exact(s, 1, 2)).max() <= array["error"] * (1 + 1e-3)  # and half an fp32 step
@@ -116,21 +115,21 @@ def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
 
 
 def test_every_weight_of_16_by_16_patches_a_cls_and_four_registers_is_carried(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1 << 17)  # less than one head
-    (array,) = one(carried(session(n=261, layers=1, heads=1)))["arrays"].values()
+    monkeypatch.setattr(export, "ROOM", 1 << 17)  # less than one head
+    (array,) = one(page_data(session(n=261, layers=1, heads=1)))["arrays"].values()
     assert array["weights"]["shape"] == [261, 261]
 
 
 def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", KEYS - 1)
-    monkeypatch.setattr(export_data, "ROOM", 2 * KEYS * KEYS * 2)  # two heads of two bytes; links of three
-    monkeypatch.setattr(export_data, "LINKS", 4)
+    monkeypatch.setattr(export, "SHORT", KEYS - 1)
+    monkeypatch.setattr(export, "ROOM", 2 * KEYS * KEYS * 2)  # two heads of two bytes; links of three
+    monkeypatch.setattr(export, "LINKS", 4)
     s = session()
-    mine = one(carried(s))
+    mine = one(page_data(s))
     whole = [name for name, array in mine["arrays"].items() if "weights" in array]
     links = [name for name, array in mine["arrays"].items() if "top" in array]
     assert (len(whole), len(links)) == (2, 3)
-    best = {name: export_data.strength(answer) for name, answer in mine["heads"].items()}
+    best = {name: export.strength(answer) for name, answer in mine["heads"].items()}
     order = sorted(best, key=lambda name: -best[name])
     assert (set(order[:2]), set(order[2:5])) == (set(whole), set(links))
     assert mine["left_out"]["en"].startswith(
@@ -140,12 +139,12 @@ def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypat
 
 
 def test_links_are_the_strongest_of_each_query(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)  # room for links, not for a whole head
-    monkeypatch.setattr(export_data, "LINKS", 2)
-    monkeypatch.setattr(export_data, "AT_ONCE", 3 * KEYS)  # in five parts
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)  # room for links, not for a whole head
+    monkeypatch.setattr(export, "LINKS", 2)
+    monkeypatch.setattr(export, "AT_ONCE", 3 * KEYS)  # in five parts
     s = session(layers=1, heads=1)
-    top = one(carried(s))["arrays"]["0.0"]["top"]
+    top = one(page_data(s))["arrays"]["0.0"]["top"]
     index, weight, weights = numbers(top["index"]), numbers(top["weight"]), exact(s, 0, 0)
     assert top["keys"] == KEYS
     for i in range(KEYS):
@@ -155,24 +154,24 @@ def test_links_are_the_strongest_of_each_query(monkeypatch):
 
 
 def test_weights_that_are_no_numbers_stay_so(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     weights = torch.full((2, 3), 0.25)
     weights[1, 2] = torch.nan
-    array = export_data.packed_weights(weights, exact=False)
+    array = export.packed_weights(weights, exact=False)
     assert "error" not in array
     np.testing.assert_array_equal(numbers(array), weights)
 
 
 def test_links_stop_where_they_would_take_too_long(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)
-    monkeypatch.setattr(export_data, "LINKS", 1)
-    monkeypatch.setattr(export_data, "WORK", 2 * KEYS * KEYS)
-    assert len(one(carried(session()))["arrays"]) == 2
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)
+    monkeypatch.setattr(export, "LINKS", 1)
+    monkeypatch.setattr(export, "WORK", 2 * KEYS * KEYS)
+    assert len(one(page_data(session()))["arrays"]) == 2
 
 
 def test_without_queries_and_keys_there_are_no_rows_and_the_page_is_told():
-    mine = one(carried(session(keep=None)))
+    mine = one(page_data(session(keep=None)))
     assert mine["arrays"] == {}
     assert mine["left_out"]["en"] == (
         "Of 6 heads it holds the map and the strongest links only. The steps are not in it. "
@@ -182,21 +181,21 @@ def test_without_queries_and_keys_there_are_no_rows_and_the_page_is_told():
 
 def test_labels_beyond_those_of_the_overview_are_carried(monkeypatch):
     monkeypatch.setattr(answers, "FIRST_LABELS", 5)
-    assert one(carried(session()))["labels"] == ["</script>", *(f"w{i}" for i in range(1, KEYS))]
+    assert one(page_data(session()))["labels"] == ["</script>", *(f"w{i}" for i in range(1, KEYS))]
 
 
 def test_a_language_that_is_not_spoken_is_refused():
     with pytest.raises(ValueError, match=r"lang.*'fr'"):
-        carried(session(), "fr")
+        page_data(session(), "fr")
 
 
 def test_arrays_that_shrink_are_compressed_and_others_are_not():
-    small = export_data.packed(np.zeros((3, 50)), "f32")
-    noise = export_data.packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
+    small = export.packed(np.zeros((3, 50)), "f32")
+    noise = export.packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
     assert small["deflate"]
     assert "deflate" not in noise
     np.testing.assert_array_equal(numbers(small), np.zeros((3, 50)))
-    assert numbers(export_data.packed(np.array([70000]), "u32")) == [70000]
+    assert numbers(export.packed(np.array([70000]), "u32")) == [70000]
 
 
 # ------------------------------------------------------------------------------------------------ what the page makes
@@ -205,7 +204,7 @@ def test_arrays_that_shrink_are_compressed_and_others_are_not():
 @node
 def test_the_page_gives_the_rows_that_python_gives():
     s = session()
-    row = asked(carried(s), 'await source.row("1", 1, 2, 7, 2, 11)')
+    row = asked(page_data(s), 'await source.row("1", 1, 2, 7, 2, 11)')
     want = answers.row(s, 1, 2, 7, 2, 11)
     assert row["weights"]["data"] == exact(s, 1, 2)[7, 2:11].tolist()
     assert row["weights"]["data"] == pytest.approx(unpacked(want["weights"]).tolist(), rel=1e-5, abs=0)  # other sums
@@ -220,7 +219,7 @@ def test_the_page_gives_the_rows_that_python_gives():
 @pytest.mark.parametrize(("rows", "cols", "size"), [((0, 13), (0, 13), 5), ((3, 7), (1, 6), 16), ((2, 13), (0, 3), 4)])
 def test_the_page_gives_the_tiles_that_python_gives(rows, cols, size):
     s = session()
-    tile = asked(carried(s), f'await source.tile("1", 0, 1, {list(rows)}, {list(cols)}, {size})')
+    tile = asked(page_data(s), f'await source.tile("1", 0, 1, {list(rows)}, {list(cols)}, {size})')
     want = answers.tile(s, 0, 1, rows, cols, size)
     assert (tile["rows"], tile["cols"], tile["how"]) == (want["rows"], want["cols"], want["how"])
     assert tile["cells"]["shape"] == want["cells"]["shape"]
@@ -231,7 +230,7 @@ def test_the_page_gives_the_tiles_that_python_gives(rows, cols, size):
 @pytest.mark.parametrize(("token", "key"), [(7, 4), (12, 0), (3, 11)])
 def test_the_page_takes_the_steps_that_python_takes(token, key):
     s = session()
-    steps = asked(carried(s), f'await source.steps("1", 1, 0, {token}, {key})')
+    steps = asked(page_data(s), f'await source.steps("1", 1, 0, {token}, {key})')
     want = answers.steps(s, 1, 0, token, key)
     chosen = [
         want["keys"].index(k) for k in steps["keys"]
@@ -248,9 +247,9 @@ def test_the_page_takes_the_steps_that_python_takes(token, key):
 
 @node
 def test_the_page_adds_up_the_values_where_they_are_there():
-    data = carried(session())
+    data = page_data(session())
     v = torch.randn(KEYS, 3)
-    one(data)["arrays"]["1.0"]["v"] = export_data.packed(v.numpy(), "f32")
+    one(data)["arrays"]["1.0"]["v"] = export.packed(v.numpy(), "f32")
     steps = asked(data, 'await source.steps("1", 1, 0, 9, 4)')
     np.testing.assert_allclose(steps["v"]["data"], v[4], rtol=1e-6)
     np.testing.assert_allclose(steps["v_sum"]["data"], exact(session(), 1, 0)[9] @ v.numpy(), rtol=1e-5, atol=1e-6)
@@ -258,10 +257,10 @@ def test_the_page_adds_up_the_values_where_they_are_there():
 
 @node
 def test_steps_of_strong_links_are_carried_where_vectors_are_not(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
-    monkeypatch.setattr(export_data, "STEP_BYTES", 1000 // 3 // 6)
+    monkeypatch.setattr(export, "ROOM", 1000)
+    monkeypatch.setattr(export, "STEP_BYTES", 1000 // 3 // 6)
     s = session()
-    data = carried(s)
+    data = page_data(s)
     assert len(one(data)["steps"]) == 6 * 3
     link = one(data)["heads"]["1.2"]["links"][2]
     steps = asked(data, f'await source.steps("1", 1, 2, {link["query"]}, {link["key"]})')
@@ -272,11 +271,11 @@ def test_steps_of_strong_links_are_carried_where_vectors_are_not(monkeypatch):
 
 @node
 def test_rows_of_links_say_that_the_rest_is_not_known(monkeypatch):
-    monkeypatch.setattr(export_data, "SHORT", 1)
-    monkeypatch.setattr(export_data, "ROOM", KEYS * KEYS)
-    monkeypatch.setattr(export_data, "LINKS", 3)
+    monkeypatch.setattr(export, "SHORT", 1)
+    monkeypatch.setattr(export, "ROOM", KEYS * KEYS)
+    monkeypatch.setattr(export, "LINKS", 3)
     s = session(layers=1, heads=1)
-    row = asked(carried(s), 'await source.row("1", 0, 0, 11, 0, 13)')
+    row = asked(page_data(s), 'await source.row("1", 0, 0, 11, 0, 13)')
     weights, known = exact(s, 0, 0)[11], np.array([w is not None for w in row["weights"]["data"]])
     assert known.sum() == 3
     assert weights[known].min() >= weights[~known].max()
@@ -288,7 +287,7 @@ def test_rows_of_links_say_that_the_rest_is_not_known(monkeypatch):
 @node
 def test_tiles_without_rows_are_cut_out_of_the_map():
     s = session(n=131, keep=None)
-    data = carried(s)
+    data = page_data(s)
     tile = asked(data, 'await source.tile("1", 0, 1, [5, 9], [0, 131], 128)')
     edges = [c * 131 // 64 for c in range(65)]
     first, end = max(e for e in edges if e <= 5), min(e for e in edges if e >= 9)
@@ -300,9 +299,9 @@ def test_tiles_without_rows_are_cut_out_of_the_map():
 
 @node
 def test_a_rounded_row_says_by_how_much(monkeypatch):
-    monkeypatch.setattr(export_data, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 1000)
     row, tile = asked(
-        carried(session()),
+        page_data(session()),
         '[await source.row("1", 0, 0, 3, 0, 13), await source.tile("1", 0, 0, [0, 4], [0, 4], 128)]',
     )
     assert (row["how"], row["error"]) == (tile["how"], tile["error"]) == ("rounded", 0.5 / 65535)
@@ -320,15 +319,15 @@ def test_a_rounded_row_says_by_how_much(monkeypatch):
     ],
 )
 def test_what_is_not_in_the_page_is_said(question, words):
-    assert words in asked(carried(session(keep=None)), f"await {question}")["error"]
+    assert words in asked(page_data(session(keep=None)), f"await {question}")["error"]
 
 
 @node
 def test_steps_without_vectors_and_tokens_out_of_range_are_said(monkeypatch):
     s = session()
-    assert asked(carried(s), 'await source.row("1", 0, 0, 13, 0, 13)')["error"].count("13") == 2
-    monkeypatch.setattr(export_data, "ROOM", 1000)
-    said = asked(carried(s), 'await source.steps("1", 0, 0, 3, 0)')["error"]
+    assert asked(page_data(s), 'await source.row("1", 0, 0, 13, 0, 13)')["error"].count("13") == 2
+    monkeypatch.setattr(export, "ROOM", 1000)
+    said = asked(page_data(s), 'await source.steps("1", 0, 0, 3, 0)')["error"]
     assert "steps" in said
 
 
@@ -336,7 +335,7 @@ def test_steps_without_vectors_and_tokens_out_of_range_are_said(monkeypatch):
 def test_the_page_knows_its_session_its_tokens_and_both_languages():
     s = session()
     sessions, tokens, english, korean, left = asked(
-        carried(s),
+        page_data(s),
         '[await source.sessions(), await source.tokens("1", 0, 2), (await source.head("1", 0, 1, "en")).sentence, '
         '(await source.head("1", 0, 1, "ko")).sentence, source.leftOut("1", "en")]',
     )
