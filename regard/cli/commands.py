@@ -3,7 +3,7 @@
 `app.py` makes the command line from it. Help is in English here; Korean is in regard/locale/ko/cli.json.
 """
 
-# ruff: noqa: RUF009  (the calls make dataclass fields)
+# ruff: noqa: D101, RUF009  (a class is named after its command; the calls make dataclass fields)
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,8 +79,6 @@ class GenerationOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsOptions(OutputOptions):
-    """Options of `regard steps`."""
-
     demo: bool = option("Run the worked example.")
     input: Path | None = option("q, k, v or x, w_q, w_k, w_v: .npz, .safetensors, .npy.", "FILE", None)
     words: str | None = option("One word per query, separated by spaces.", "TEXT", None)
@@ -95,8 +93,6 @@ class StepsOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(SpokenOptions):
-    """Options of `regard mask`."""
-
     spec: str = argument("SPEC", "The mask.")
     queries: int = option("Number of queries.", "N", 8)
     keys: int | None = option("Number of keys; default: as queries.", "M", None)
@@ -108,8 +104,6 @@ class MaskOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions(OutputOptions):
-    """Options of `regard cost`."""
-
     n: int = option("Sequence length.", "N")
     d_model: int = option("Size of a position's vector.", "D")
     num_heads: int = option("Query heads.", "H", 1)
@@ -132,8 +126,6 @@ class CostOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendsOptions(SpokenOptions):
-    """Options of `regard backends`."""
-
     shape: str = option("Shape of the queries.", "B,H,N,D", "1,8,1024,64")
     num_kv_heads: int | None = option("Key/value heads; default: H.", "H", None)
     keys: int | None = option("Number of keys; default: N.", "M", None)
@@ -150,8 +142,6 @@ class BackendsOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions(OutputOptions):
-    """Options of `regard look`."""
-
     what: str | None = argument("WHAT", "A text, '-', or a file.", None)
     file: Path | None = option("File that holds the text.", "FILE", None)
     model: str | None = option("Model; for texts the default is all-MiniLM-L6-v2.", "DIR|ID", None)
@@ -185,8 +175,6 @@ class LookOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(SpokenOptions):
-    """Options of `regard serve`."""
-
     what: tuple[str, ...] = argument("WHAT", "Texts, images, captures.", ())
     model: tuple[str, ...] = option("Model; repeatable, the first one reads. Default: all-MiniLM-L6-v2.", "DIR|ID", ())
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
@@ -199,15 +187,11 @@ class ServeOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(OutputOptions):
-    """Options of `regard doctor`."""
-
     file: Path = argument("FILE", "Capture file, .regard.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOptions(OutputOptions):
-    """Options of `regard diff`."""
-
     a: Path = argument("A", "Capture file, .regard.")
     b: Path = argument("B", "Capture file to compare it with.")
     tolerance: float = option("Ignore differences up to X.", "X", 0.0)
@@ -218,8 +202,6 @@ class DiffOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationOptions):
-    """Options of `regard generate`."""
-
     prompt: tuple[str, ...] = argument("PROMPT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a prompt per line.", "FILE", None)
@@ -228,8 +210,6 @@ class GenerateOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FillOptions(LoadingOptions):
-    """Options of `regard fill`."""
-
     text: str = argument("TEXT", "A text with a mask token.")
     model: str = option("Directory or hub id.", "DIR|ID")
     top: int = option("Number of candidates.", "K", 5)
@@ -237,8 +217,6 @@ class FillOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(LoadingOptions):
-    """Options of `regard embed`."""
-
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str | None = option("Directory or hub id.", "DIR|ID", None)
     file: Path | None = option("File with a text per line.", "FILE", None)
@@ -250,8 +228,6 @@ class EmbedOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(LoadingOptions):
-    """Options of `regard classify`."""
-
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a text or path per line.", "FILE", None)
@@ -262,8 +238,6 @@ class ClassifyOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(GenerationOptions):
-    """Options of `regard caption`."""
-
     image: tuple[str, ...] = argument("IMAGE", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a path per line.", "FILE", None)
@@ -272,8 +246,6 @@ class CaptionOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(GenerationOptions):
-    """Options of `regard answer`."""
-
     image: str = argument("IMAGE", "A path.")
     question: tuple[str, ...] = argument("QUESTION", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -281,8 +253,6 @@ class AnswerOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchOptions(LoadingOptions):
-    """Options of `regard match`."""
-
     image: str = argument("IMAGE", "A path.")
     text: tuple[str, ...] = argument("TEXT", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -291,8 +261,6 @@ class MatchOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesOptions(LoadingOptions):
-    """Options of `regard features`."""
-
     image: str = argument("IMAGE", "A path.")
     model: str = option("Directory or hub id.", "DIR|ID")
     layer: int | None = option("Output of block N; -1 is the last.", "N", None)
@@ -301,8 +269,6 @@ class FeaturesOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(OutputOptions):
-    """Options of `regard verify`."""
-
     model: str = argument("MODEL", "Directory or hub id.")
     dtype: str = option(DTYPES, "DTYPE", "float32")
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
@@ -334,7 +300,7 @@ class Command:
 
 COMMANDS = (
     Command(
-        "steps", "steps", StepsOptions,
+        "steps", "attention", StepsOptions,
         "Attention step by step, with every number.",
         (
             "Attention step by step, with every number.",
@@ -454,7 +420,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        "verify", "models", VerifyOptions,
+        "verify", "tasks", VerifyOptions,
         "Compare a model's results with transformers'.",
         (
             "Check that regard computes the same as transformers with this model, on this machine.",
@@ -476,7 +442,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        "cost", "cost", CostOptions,
+        "cost", "attention", CostOptions,
         "Count the operations and bytes of attention.",
         (
             "Count the operations and bytes of attention, beside an RNN and a CNN.",
@@ -484,7 +450,7 @@ COMMANDS = (
         ),
     ),
     Command(
-        "backends", "cost", BackendsOptions,
+        "backends", "attention", BackendsOptions,
         "Which backends can run a call, and why not.",
         ("Show which backends can run a call, how, or why not, and which one 'auto' takes.",),
     ),

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
 from regard.cli.commands import ServeOptions
-from regard.cli.files import is_file, is_image, read_one
-from regard.cli.models import require_texts
-from regard.cli.terminal import Terminal, bar
+from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
+from regard.cli.outputs import Terminal, bar
 
 if TYPE_CHECKING:
     from regard.explorer.jobs import ModelShelf
@@ -33,7 +32,7 @@ TAKES = "serve takes texts, files with a text, images, and saved captures such a
 
 
 def serve(options: ServeOptions) -> None:
-    """Serve the explorer until Ctrl-C."""
+    """Serve the explorer until Ctrl-C, which uvicorn passes on once everything has ended."""
     token = _token()
     with _listen(options.host, options.port) as listening:
         try:
@@ -42,26 +41,19 @@ def serve(options: ServeOptions) -> None:
         except ImportError as error:
             raise ImportError(f"serve needs fastapi and uvicorn ({error}): pip install 'regard[explorer]'") from None
         from regard.explorer.jobs import ModelShelf
+        from regard.explorer.security import http_server
+        from regard.explorer.server import app
 
         models = ModelShelf(options.model, ignore=options.ignore)
-        _serve(listening, _sessions(options.what, models, options.truncate), models, options, token)
-
-
-def _serve(
-    listening: socket.socket, sessions: Sequence[Session], models: ModelShelf, options: ServeOptions, token: str
-) -> None:
-    """Print the address and serve until Ctrl-C, which uvicorn passes on once everything has ended."""
-    from regard.explorer.security import http_server
-    from regard.explorer.server import app
-
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}/?token={token}" + ("#lang=ko" if options.lang == "ko" else "")
-    server = http_server(app(sessions, models, port=port, token=token))
-    # Not wrapped, so that it can be clicked and copied in a narrow terminal.
-    Terminal().write((address, "bold"), f"   {options.say('Ctrl-C stops it')}\n")
-    with nullcontext() if options.no_open else _browsing(address):
-        server.run(sockets=[listening])
+        sessions = _sessions(options.what, models, options.truncate)
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{port}/?token={token}" + ("#lang=ko" if options.lang == "ko" else "")
+        server = http_server(app(sessions, models, port=port, token=token))
+        # Not wrapped, so that it can be clicked and copied in a narrow terminal.
+        Terminal().write((address, "bold"), f"   {options.say('Ctrl-C stops it')}\n")
+        with nullcontext() if options.no_open else _browsing(address):
+            server.run(sockets=[listening])
 
 
 def _token() -> str:
@@ -100,34 +92,28 @@ def _listen(host: str, port: int) -> socket.socket:
 def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:
     """A session for each text, image and capture; by default one sentence, if the model reads texts only."""
     from regard.explorer.jobs import MOST_SESSIONS
-    from regard.session.session import session_of
+    from regard.session.image_session import look_at_image
+    from regard.session.session import look_at, session_of
 
-    if list(what).count("-") > 1:
-        raise ValueError("'-' is standard input, which can be read once")
+    check_stdin_once(what)
     if len(what) > MOST_SESSIONS:
         raise ValueError(f"{len(what)} texts, images and captures are too many: at most {MOST_SESSIONS} are kept")
     if not what and models.offered and not models.sees(models.offered[0]):
         what = [FIRST]
-    return [
-        session_of(read_capture(Path(one)), Path(one).name)
-        if one.lower().endswith(".regard")
-        else _read(one, models, truncate)
-        for one in what
-    ]
-
-
-def _read(what: str, models: ModelShelf, truncate: bool) -> Session:
-    from regard.session.image_session import look_at_image
-    from regard.session.session import look_at
-
-    found = is_file(what, TAKES)
-    if is_image(what):
+    sessions = []
+    for one in what:
+        if one.lower().endswith(".regard"):
+            sessions.append(session_of(read_capture(Path(one)), Path(one).name))
+            continue
+        there, image = is_file(one, TAKES), is_image(one)
+        text = "" if image else read_one(None, Path(one)) if there else read_one(one, None)
         with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
-            return look_at_image(what, model)
-    text = read_one(None, Path(what)) if found else read_one(what, None)
-    with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
-        require_texts(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
-        return look_at(text, model, truncate=truncate)
+            if image:
+                sessions.append(look_at_image(one, model))
+            else:
+                require_texts(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
+                sessions.append(look_at(text, model, truncate=truncate))
+    return sessions
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Commands that give a model a text or an image: generate, fill, embed, classify, caption, answer, match, features."""
+"""Commands that run a model: generate, fill, embed, classify, caption, answer, match, features, and verify."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from regard.cli.commands import (
     GenerateOptions,
     GenerationOptions,
     MatchOptions,
+    VerifyOptions,
 )
-from regard.cli.files import (
+from regard.cli.inputs import (
     check_images,
-    check_output,
-    cpu_floats,
+    check_stdin_once,
+    family_and_task,
+    open_model,
     read_images,
+    read_lines,
     read_texts,
     refuse_images,
     refuse_missing_images,
-    write_npy,
+    require_images,
+    torch_dtype,
 )
-from regard.cli.models import family_and_task, open_model, require_images
-from regard.cli.terminal import Terminal, Tick, bar, print_json, print_matrix
+from regard.cli.outputs import Terminal, Tick, bar, check_output, cpu_floats, print_json, print_matrix, write_npy
 
 if TYPE_CHECKING:
     from regard.generation.config import GenerationConfig
     from regard.generation.text import GenerationOutput
     from regard.models.model import Model
-    from regard.tasks.text import Classified
 
 SHOWN = 4  # numbers of a vector
 # The head that a checkpoint has does not matter: the features are those of its image encoder.
@@ -63,19 +65,17 @@ def generate(options: GenerateOptions) -> None:
     """Continue prompts: one is printed as it is generated, several one per line."""
     images: list[str | bytes] = []
     if options.image:
-        if "-" in options.image and "-" in options.prompt:
-            raise ValueError("'-' is standard input, which can be read once")
+        check_stdin_once([*options.image, *options.prompt])
         images = read_images(options.image)
         check_images(images)
     prompts = read_texts(options.prompt, options.file)
     if images and len(prompts) > 1:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
-    from regard.generation.text import merged_config
+    from regard.generation.text import generate_text, merged_config
     from regard.models.family import GENERATION_TASKS
     from regard.tasks.images import has_vision
 
     model = open_model(options.model, "generate", GENERATION_TASKS, options)
-
     if images and not has_vision(model):
         raise ValueError(
             f"--image is for models that write about images (LLaVA, Idefics), and {model.family.title} "
@@ -85,7 +85,10 @@ def generate(options: GenerateOptions) -> None:
     if not options.json and len(prompts) == 1 and (merged_config(model, config).num_beams or 1) == 1:
         _stream(model, prompts[0], config, images)
         return
-    outputs = _generate_all(model, prompts, config, images)
+    with bar("generate") as tick:
+        grouped = [images] if images else None  # of the only prompt
+        outputs = generate_text(model, prompts, config, grouped, lambda steps: tick(steps, config.max_new_tokens))
+    assert isinstance(outputs, list)
     if options.json:
         print_json({"model": options.model, "texts": [_as_dict(output) for output in outputs]})
     else:
@@ -143,41 +146,15 @@ def _generation_config(options: GenerationOptions, model: Model) -> GenerationCo
     from regard.generation.config import GenerationConfig
     from regard.generation.text import merged_config
 
-    config = GenerationConfig(
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        num_beams=options.num_beams,
-        seed=options.seed,
-        stop_strings=tuple(options.stop),
-        ignore=tuple(options.ignore),
-    )
+    names = "max_new_tokens temperature top_k top_p min_p repetition_penalty num_beams seed ignore"
+    values = {name: getattr(options, name) for name in names.split()}
+    config = GenerationConfig(**values, stop_strings=options.stop)
     if config.seed is not None and not merged_config(model, config).samples:
         raise ValueError(
             f"--seed {config.seed} has no effect without sampling: leave it out, or sample with --temperature, "
             "--top-k, --top-p or --min-p"
         )
     return config
-
-
-def _generate_all(
-    model: Model, prompts: list[str], config: GenerationConfig, images: list[str | bytes]
-) -> list[GenerationOutput]:
-    from regard.generation.text import generate_text
-
-    with bar("generate") as tick:
-        outputs = generate_text(
-            model,
-            prompts,
-            config,
-            [images] if images else None,  # of the only prompt
-            lambda steps: tick(steps, config.max_new_tokens),
-        )
-    assert isinstance(outputs, list)
-    return outputs
 
 
 def _stream(model: Model, prompt: str, config: GenerationConfig, images: list[str | bytes]) -> None:
@@ -309,6 +286,7 @@ def classify(options: ClassifyOptions) -> None:
     refuse_missing_images(typed)
     from regard.models.dual_encoder import DualEncoder
     from regard.tasks.images import has_vision
+    from regard.tasks.text import MAX_LABELS, ranking
 
     labels = None
     if options.labels is not None:
@@ -328,21 +306,16 @@ def classify(options: ClassifyOptions) -> None:
     things = read_images(typed, options.file) if has_vision(model) else read_texts(typed, options.file)
     found = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
     kind = {"picture": "image"}.get(found.of, found.of)
-    if not options.json:
-        _print_classes(found, kind, Terminal(options.lang))
+    if options.json:
+        names = [thing if isinstance(thing, str) else "-" for thing in things]
+        each = [
+            {kind: name, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
+            for name, best, values in zip(names, found.best, found.probabilities.tolist(), strict=True)
+        ]
+        print_json({"model": options.model, "labels": found.labels, f"{kind}s": each})
         return
-    names = [thing if isinstance(thing, str) else "-" for thing in things]
-    each = [
-        {kind: name, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
-        for name, best, values in zip(names, found.best, found.probabilities.tolist(), strict=True)
-    ]
-    print_json({"model": options.model, "labels": found.labels, f"{kind}s": each})
-
-
-def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
-    """Every label of one text, the ten most likely of one image, the most likely of each of several."""
-    from regard.tasks.text import MAX_LABELS, ranking
-
+    # Every label of one text, the ten most likely of one image, the most likely of each of several.
+    out = Terminal(options.lang)
     titles = (out.say(kind), out.say("label"), out.say(found.measure))
     headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)
     more = len(rows) - MAX_LABELS
@@ -365,14 +338,9 @@ def match(options: MatchOptions) -> None:
     values: Sequence[float] = found.values[0].tolist()
     if options.json:
         texts = [{"text": text, found.measure: value} for text, value in zip(found.texts, values, strict=True)]
+        best = found.best[0]
         print_json(
-            {
-                "model": options.model,
-                "image": options.image,
-                "measure": found.measure,
-                "best": found.best[0],
-                "texts": texts,
-            }
+            {"model": options.model, "image": options.image, "measure": found.measure, "best": best, "texts": texts}
         )
         return
     out = Terminal(options.lang)
@@ -419,3 +387,41 @@ def features(options: FeaturesOptions) -> None:
     out.print(out.say("map: {rows} rows, {columns} columns", rows=rows, columns=columns))
     if options.out is not None:
         out.print(out.say("Map: {path}", path=options.out))
+
+
+# -------------------------------------------------------------------------------------------------------------- verify
+
+
+def verify(options: VerifyOptions) -> int:
+    """Compare a model's results with transformers'; 1 if they differ by more than rounding."""
+    dtype = torch_dtype(options.dtype)
+    lines = None if options.texts is None else read_lines(options.texts)
+    if lines == []:
+        raise ValueError(f"{str(options.texts)!r} holds no text; expected one per line")
+    from rich.console import Console
+
+    from regard.parity.verification import verify
+
+    say = options.say
+    stages = {
+        "load ours": say("loading with regard"),
+        "load theirs": say("loading with transformers"),
+        "run ours": say("computing with regard"),
+        "run theirs": say("computing with transformers"),
+        "run theirs in fp64": say("computing with transformers in fp64"),
+        "run ours in fp64": say("a difference: computing with regard in fp64"),
+    }
+    with Console(stderr=True).status(stages["load ours"]) as status:
+        certificate = verify(
+            options.model,
+            texts=lines,
+            dtype=dtype,
+            device=options.device,
+            ignore=options.ignore,
+            progress=lambda stage: status.update(stages[stage]),
+        )
+    if options.json:
+        print_json(certificate.as_dict())
+    else:
+        Terminal(options.lang).titled(certificate.text(options.lang))
+    return 0 if certificate.passed else 1
