@@ -3,7 +3,7 @@
 `app.py` makes the command line from it. Help is in English here; Korean is in regard/locale/ko/cli.json.
 """
 
-# ruff: noqa: D101, RUF009  (a class is named after its command; the calls make dataclass fields)
+# ruff: noqa: RUF009  (the calls make dataclass fields)
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,8 @@ class GenerationOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsOptions(OutputOptions):
+    """Options of `regard steps`."""
+
     demo: bool = option("Run the worked example.")
     input: Path | None = option("q, k, v or x, w_q, w_k, w_v: .npz, .safetensors, .npy.", "FILE", None)
     words: str | None = option("One word per query, separated by spaces.", "TEXT", None)
@@ -93,6 +95,8 @@ class StepsOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(SpokenOptions):
+    """Options of `regard mask`."""
+
     spec: str = argument("SPEC", "The mask.")
     queries: int = option("Number of queries.", "N", 8)
     keys: int | None = option("Number of keys; default: as queries.", "M", None)
@@ -104,6 +108,8 @@ class MaskOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions(OutputOptions):
+    """Options of `regard cost`."""
+
     n: int = option("Sequence length.", "N")
     d_model: int = option("Size of a position's vector.", "D")
     num_heads: int = option("Query heads.", "H", 1)
@@ -126,6 +132,8 @@ class CostOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendsOptions(SpokenOptions):
+    """Options of `regard backends`."""
+
     shape: str = option("Shape of the queries.", "B,H,N,D", "1,8,1024,64")
     num_kv_heads: int | None = option("Key/value heads; default: H.", "H", None)
     keys: int | None = option("Number of keys; default: N.", "M", None)
@@ -142,6 +150,8 @@ class BackendsOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions(OutputOptions):
+    """Options of `regard look`."""
+
     what: str | None = argument("WHAT", "A text, '-', or a file.", None)
     file: Path | None = option("File that holds the text.", "FILE", None)
     model: str | None = option("Model; for texts the default is all-MiniLM-L6-v2.", "DIR|ID", None)
@@ -175,6 +185,8 @@ class LookOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(SpokenOptions):
+    """Options of `regard serve`."""
+
     what: tuple[str, ...] = argument("WHAT", "Texts, images, captures.", ())
     model: tuple[str, ...] = option("Model; repeatable, the first one reads. Default: all-MiniLM-L6-v2.", "DIR|ID", ())
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
@@ -187,11 +199,15 @@ class ServeOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(OutputOptions):
+    """Options of `regard doctor`."""
+
     file: Path = argument("FILE", "Capture file, .regard.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOptions(OutputOptions):
+    """Options of `regard diff`."""
+
     a: Path = argument("A", "Capture file, .regard.")
     b: Path = argument("B", "Capture file to compare it with.")
     tolerance: float = option("Ignore differences up to X.", "X", 0.0)
@@ -202,6 +218,8 @@ class DiffOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationOptions):
+    """Options of `regard generate`."""
+
     prompt: tuple[str, ...] = argument("PROMPT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a prompt per line.", "FILE", None)
@@ -210,6 +228,8 @@ class GenerateOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FillOptions(LoadingOptions):
+    """Options of `regard fill`."""
+
     text: str = argument("TEXT", "A text with a mask token.")
     model: str = option("Directory or hub id.", "DIR|ID")
     top: int = option("Number of candidates.", "K", 5)
@@ -217,6 +237,8 @@ class FillOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(LoadingOptions):
+    """Options of `regard embed`."""
+
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str | None = option("Directory or hub id.", "DIR|ID", None)
     file: Path | None = option("File with a text per line.", "FILE", None)
@@ -228,6 +250,8 @@ class EmbedOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(LoadingOptions):
+    """Options of `regard classify`."""
+
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a text or path per line.", "FILE", None)
@@ -238,6 +262,8 @@ class ClassifyOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(GenerationOptions):
+    """Options of `regard caption`."""
+
     image: tuple[str, ...] = argument("IMAGE", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a path per line.", "FILE", None)
@@ -246,6 +272,8 @@ class CaptionOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(GenerationOptions):
+    """Options of `regard answer`."""
+
     image: str = argument("IMAGE", "A path.")
     question: tuple[str, ...] = argument("QUESTION", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -253,6 +281,8 @@ class AnswerOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchOptions(LoadingOptions):
+    """Options of `regard match`."""
+
     image: str = argument("IMAGE", "A path.")
     text: tuple[str, ...] = argument("TEXT", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -261,6 +291,8 @@ class MatchOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesOptions(LoadingOptions):
+    """Options of `regard features`."""
+
     image: str = argument("IMAGE", "A path.")
     model: str = option("Directory or hub id.", "DIR|ID")
     layer: int | None = option("Output of block N; -1 is the last.", "N", None)
@@ -269,6 +301,8 @@ class FeaturesOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(OutputOptions):
+    """Options of `regard verify`."""
+
     model: str = argument("MODEL", "Directory or hub id.")
     dtype: str = option(DTYPES, "DTYPE", "float32")
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
@@ -298,160 +332,133 @@ class Command:
     help: tuple[str, ...]
 
 
+def command(name: str, module: str, options: type[SpokenOptions], line: str, *paragraphs: str) -> Command:
+    """A row of the table."""
+    return Command(name, module, options, line, paragraphs)
+
+
 COMMANDS = (
-    Command(
+    command(
         "steps", "attention", StepsOptions,
         "Attention step by step, with every number.",
-        (
-            "Attention step by step, with every number.",
-            "Without --input it runs the worked example 'The cat sat'. The one array of an .npy file is q, k and v.",
-            "Exit code: 0, or 1 if the weights fail their check (NaN, for example).",
-        ),
+        "Attention step by step, with every number.",
+        "Without --input it runs the worked example 'The cat sat'. The one array of an .npy file is q, k and v.",
+        "Exit code: 0, or 1 if the weights fail their check (NaN, for example).",
     ),
-    Command(
+    command(
         "look", "look", LookOptions,
         "What attention looks at, in a text or image.",
-        (
-            "Show what attention looks at: in a text or an image that a model reads, or in a file.",
-            "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
-            ".safetensors; the one array of an .npy is all three).",
-            "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
-            "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
-            "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
-            "--all ranks all tokens by weight alone.",
-            "To make a capture: --save run.regard, or in Python: with regard.watch(model) as seen: …; "
-            "seen.save('run.regard')",
-        ),
+        "Show what attention looks at: in a text or an image that a model reads, or in a file.",
+        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
+        ".safetensors; the one array of an .npy is all three).",
+        "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
+        "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
+        "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
+        "--all ranks all tokens by weight alone.",
+        "To make a capture: --save run.regard, or in Python: with regard.watch(model) as seen: …; "
+        "seen.save('run.regard')",
     ),
-    Command(
+    command(
         "serve", "serve", ServeOptions,
         "The explorer in a browser.",
-        (
-            "Explore every head of a model in a browser, on texts and images.",
-            "WHAT is a text, a text file, '-' for standard input, an image, or a capture (.regard). Several can be "
-            "compared.",
-            "The server answers this machine only, and needs the token in the printed URL: a new one each time, or "
-            "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
-        ),
+        "Explore every head of a model in a browser, on texts and images.",
+        "WHAT is a text, a text file, '-' for standard input, an image, or a capture (.regard). Several can be "
+        "compared.",
+        "The server answers this machine only, and needs the token in the printed URL: a new one each time, or "
+        "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
     ),
-    Command(
+    command(
         "doctor", "captures", DoctorOptions,
         "Find problems in a run's masks and numbers.",
-        (
-            "Find problems in the masks and numbers of a run.",
-            "To make a capture: with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "Exit code: 0, or 1 if there are errors; warnings and notes do not count.",
-        ),
+        "Find problems in the masks and numbers of a run.",
+        "To make a capture: with regard.watch(model) as seen: …; seen.save('run.regard')",
+        "Exit code: 0, or 1 if there are errors; warnings and notes do not count.",
     ),
-    Command(
+    command(
         "diff", "captures", DiffOptions,
         "Compare two captures.",
-        (
-            "Compare two captures: masks, kernels and the measures of every head.",
-            "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
-        ),
+        "Compare two captures: masks, kernels and the measures of every head.",
+        "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
     ),
-    Command(
+    command(
         "generate", "tasks", GenerateOptions,
         "Continue a prompt.",
-        (
-            "Continue a prompt. Encoder-decoder models transform it.",
-            "LLaVA and Idefics: give one PROMPT, and an --image for each <image> in it.",
-            f"PROMPT {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Continue a prompt. Encoder-decoder models transform it.",
+        "LLaVA and Idefics: give one PROMPT, and an --image for each <image> in it.",
+        f"PROMPT {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "fill", "tasks", FillOptions,
         "Predict the words at mask tokens.",
-        (
-            "Predict the words at the mask tokens of a text, with probabilities.",
-            f"TEXT holds the model's mask token, such as [MASK] or <mask>; {READS_PIPE}",
-        ),
+        "Predict the words at the mask tokens of a text, with probabilities.",
+        f"TEXT holds the model's mask token, such as [MASK] or <mask>; {READS_PIPE}",
     ),
-    Command(
+    command(
         "embed", "tasks", EmbedOptions,
         "Compute a vector for each text.",
-        (
-            "Compute a vector for each text, pooled as the checkpoint says, or the mean of its tokens.",
-            f"Without --model it uses all-MiniLM-L6-v2 of regard[demo]. TEXT {READS_PIPE}",
-        ),
+        "Compute a vector for each text, pooled as the checkpoint says, or the mean of its tokens.",
+        f"Without --model it uses all-MiniLM-L6-v2 of regard[demo]. TEXT {READS_PIPE}",
     ),
-    Command(
+    command(
         "classify", "tasks", ClassifyOptions,
         "Classify texts or images.",
-        (
-            "Classify texts or images, with probabilities.",
-            f"For image models TEXT is a path; {READS_PIPE} The labels are the checkpoint's; CLIP, and BLIP without a "
-            "head, need --labels.",
-        ),
+        "Classify texts or images, with probabilities.",
+        f"For image models TEXT is a path; {READS_PIPE} The labels are the checkpoint's; CLIP, and BLIP without a "
+        "head, need --labels.",
     ),
-    Command(
+    command(
         "caption", "tasks", CaptionOptions,
         "Describe images in words.",
-        (
-            "Describe images in words, one line each: BLIP, LLaVA, Idefics.",
-            f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Describe images in words, one line each: BLIP, LLaVA, Idefics.",
+        f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "answer", "tasks", AnswerOptions,
         "Answer questions about an image.",
-        (
-            "Answer questions about an image, one line each: BLIP, LLaVA, Idefics.",
-            "LLaVA and Idefics: a QUESTION that contains <image> is used as the whole prompt. "
-            f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Answer questions about an image, one line each: BLIP, LLaVA, Idefics.",
+        "LLaVA and Idefics: a QUESTION that contains <image> is used as the whole prompt. "
+        f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "match", "tasks", MatchOptions,
         "Score how well texts match an image.",
-        (
-            "Score how well texts match an image, best first.",
-            "CLIP and BLIP give the cosine of the two vectors, -1 to 1. BLIP trained for retrieval gives the "
-            f"probability that the two belong together. IMAGE {READS_PIPE}",
-        ),
+        "Score how well texts match an image, best first.",
+        "CLIP and BLIP give the cosine of the two vectors, -1 to 1. BLIP trained for retrieval gives the "
+        f"probability that the two belong together. IMAGE {READS_PIPE}",
     ),
-    Command(
+    command(
         "features", "tasks", FeaturesOptions,
         "Patch vectors of an image, as a map.",
-        (
-            "Patch vectors of an image, as a map, for detection, segmentation or search.",
-            f"--out writes the map, (channels, rows, columns). IMAGE {READS_PIPE}",
-        ),
+        "Patch vectors of an image, as a map, for detection, segmentation or search.",
+        f"--out writes the map, (channels, rows, columns). IMAGE {READS_PIPE}",
     ),
-    Command(
+    command(
         "verify", "tasks", VerifyOptions,
         "Compare a model's results with transformers'.",
-        (
-            "Check that regard computes the same as transformers with this model, on this machine.",
-            "Compares token ids, hidden states of every layer, attention weights, logits and greedy text, and tells "
-            "rounding from bugs. Image models (ViT, Swin, CLIP, BLIP, LLaVA, Idefics) are compared on generated "
-            "images. Needs pip install transformers.",
-            "Exit code: 0 if the same up to rounding, 1 if not.",
-        ),
+        "Check that regard computes the same as transformers with this model, on this machine.",
+        "Compares token ids, hidden states of every layer, attention weights, logits and greedy text, and tells "
+        "rounding from bugs. Image models (ViT, Swin, CLIP, BLIP, LLaVA, Idefics) are compared on generated "
+        "images. Needs pip install transformers.",
+        "Exit code: 0 if the same up to rounding, 1 if not.",
     ),
-    Command(
+    command(
         "mask", "mask", MaskOptions,
         "Draw who may look at whom.",
-        (
-            "Draw who may look at whom.",
-            "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
-            "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
-            "queries([indices]), blocks, random_blocks, dense; combined with &, | and ~.",
-            "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
-        ),
+        "Draw who may look at whom.",
+        "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
+        "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
+        "queries([indices]), blocks, random_blocks, dense; combined with &, | and ~.",
+        "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
     ),
-    Command(
+    command(
         "cost", "attention", CostOptions,
         "Count the operations and bytes of attention.",
-        (
-            "Count the operations and bytes of attention, beside an RNN and a CNN.",
-            "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
-        ),
+        "Count the operations and bytes of attention, beside an RNN and a CNN.",
+        "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
     ),
-    Command(
+    command(
         "backends", "attention", BackendsOptions,
         "Which backends can run a call, and why not.",
-        ("Show which backends can run a call, how, or why not, and which one 'auto' takes.",),
+        "Show which backends can run a call, how, or why not, and which one 'auto' takes.",
     ),
 )  # fmt: skip

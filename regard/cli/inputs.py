@@ -213,8 +213,8 @@ def read_arrays(
                         name = member.filename.removesuffix(".npy")
                         if name in arrays:
                             raise ValueError(f"it holds {name!r} twice")
-                        with members.open(member) as file:
-                            arrays[name] = _read_npy(file, member.file_size)
+                        with members.open(member) as part:
+                            arrays[name] = _read_npy(part, member.file_size)
     except OSError as error:
         raise OSError(f"cannot read {str(path)!r}: {error.strerror}" if error.strerror else str(error)) from None
     if sorted(arrays) not in [sorted(group) for group in names]:

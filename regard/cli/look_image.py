@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.data.image_processing import ImageTransforms
-    from regard.data.image_steps import Step
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
@@ -344,49 +343,39 @@ def title_in_korean(title: str) -> str:
         (rf"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of {IMAGE} (\d+)", rf"{image} \2의 \1"),
     ):
         title = re.sub(english, korean, title)
-    return KIND.sub(lambda found: kind_name(found[1], "ko"), title, count=1)
+    return KIND.sub(lambda match: kind_name(match[1], "ko"), title, count=1)
 
 
 def plan_text(plan: ImageTransforms, lang: Lang) -> str:
     """Everything that is done to an image, in order."""
-    if lang == "en":
-        return str(plan)
-    numbers = plan.normalize
-    unchanged = numbers.scale is None and numbers.mean is None
-    parts = [_step_text(step, lang) for step in plan.steps]
-    parts.append(
-        translate("0 to 255 as they are", lang)
-        if unchanged
-        else str(numbers).replace("normalise", translate("normalise", lang))
-    )
-    if plan.pad is not None:
-        size = plan.pad.size
-        parts.append(
-            translate("pad with 0 to the largest", lang)
-            if size is None
-            else translate("pad with 0 to {height} × {width}", lang, height=size[0], width=size[1])
-        )
-    return ", ".join(parts)
-
-
-def _step_text(step: Step, lang: Lang) -> str:
     from regard.data.image_steps import FILTERS, Crop, ShorterSide, Square, Within
 
-    if isinstance(step, Square):
-        return translate("pad to a square (colour {colour})", lang, colour=", ".join(map(str, step.colour)))
-    if isinstance(step, Crop):
-        return translate("crop the central {height} × {width}", lang, height=step.height, width=step.width)
-    target, resample = step.target, FILTERS[step.resample]
-    if not isinstance(target, ShorterSide):
-        text = (
-            "resize to fit in {height} × {width} ({filter})"
-            if isinstance(target, Within)
-            else "resize to {height} × {width} ({filter})"
-        )
-        return translate(text, lang, height=target.height, width=target.width, filter=resample)
-    if target.longest is None:
-        return translate("resize the shorter side to {side} ({filter})", lang, side=target.side, filter=resample)
-    return translate(
-        "resize the shorter side to {side}, the longer to at most {longest} ({filter})",
-        lang, side=target.side, longest=target.longest, filter=resample,
-    )  # fmt: skip
+    if lang == "en":
+        return str(plan)
+    parts = []
+    for step in plan.steps:
+        if isinstance(step, Square):
+            colour = ", ".join(map(str, step.colour))
+            parts.append(translate("pad to a square (colour {colour})", lang, colour=colour))
+        elif isinstance(step, Crop):
+            parts.append(translate("crop the central {height} × {width}", lang, **vars(step)))
+        else:
+            text = "resize to {height} × {width} ({filter})"
+            if isinstance(step.target, Within):
+                text = "resize to fit in {height} × {width} ({filter})"
+            elif isinstance(step.target, ShorterSide) and step.target.longest is None:
+                text = "resize the shorter side to {side} ({filter})"
+            elif isinstance(step.target, ShorterSide):
+                text = "resize the shorter side to {side}, the longer to at most {longest} ({filter})"
+            parts.append(translate(text, lang, filter=FILTERS[step.resample], **vars(step.target)))
+    numbers = plan.normalize
+    if numbers.scale is None and numbers.mean is None:
+        parts.append(translate("0 to 255 as they are", lang))
+    else:
+        parts.append(str(numbers).replace("normalise", translate("normalise", lang)))
+    if plan.pad is not None and plan.pad.size is None:
+        parts.append(translate("pad with 0 to the largest", lang))
+    elif plan.pad is not None:
+        height, width = plan.pad.size
+        parts.append(translate("pad with 0 to {height} × {width}", lang, height=height, width=width))
+    return ", ".join(parts)

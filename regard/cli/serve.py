@@ -76,17 +76,17 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be 0 to 65535, got {port}")
     # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else each answer waits 40 ms
-    found = socket.socket(LOOPBACK[host], socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(LOOPBACK[host], socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1" if host == "localhost" else host, port))
-        found.listen(128)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1" if host == "localhost" else host, port))
+        listening.listen(128)
     except OSError as error:
-        found.close()
+        listening.close()
         why = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise OSError(f"port {port} of {host} {why}; choose another with --port, or 0 for one that is free") from None
-    return found
+    return listening
 
 
 def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:

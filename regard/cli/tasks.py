@@ -216,23 +216,23 @@ def _as_dict(output: GenerationOutput) -> dict[str, Any]:
 def fill(options: FillOptions) -> None:
     """Predict the words at mask tokens."""
     (text,) = read_texts([options.text], None)
-    found = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
+    result = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
     if options.json:
         masks = [
             [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
-            for guesses in found.blanks
+            for guesses in result.blanks
         ]
-        print_json({"model": options.model, "text": found.text, "best": found.best, "masks": masks})
+        print_json({"model": options.model, "text": result.text, "best": result.best, "masks": masks})
         return
     out = Terminal(options.lang)
     rows = [
         ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
-        for n, guesses in enumerate(found.blanks)
+        for n, guesses in enumerate(result.blanks)
         for rank, guess in enumerate(guesses)
     ]
     out.print(tables.text([out.say("mask"), out.say("word"), out.say("probability")], rows))
     out.print()
-    out.print((out.say("most likely: "), "dim"), found.best)
+    out.print((out.say("most likely: "), "dim"), result.best)
 
 
 def embed(options: EmbedOptions) -> None:
@@ -304,22 +304,22 @@ def classify(options: ClassifyOptions) -> None:
     if not has_vision(model):
         refuse_images(typed, model.family.title)
     things = read_images(typed, options.file) if has_vision(model) else read_texts(typed, options.file)
-    found = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
-    kind = {"picture": "image"}.get(found.of, found.of)
+    result = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
+    kind = {"picture": "image"}.get(result.of, result.of)
     if options.json:
         names = [thing if isinstance(thing, str) else "-" for thing in things]
         each = [
-            {kind: name, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
-            for name, best, values in zip(names, found.best, found.probabilities.tolist(), strict=True)
+            {kind: name, "label": best, result.measure: dict(zip(result.labels, values, strict=True))}
+            for name, best, values in zip(names, result.best, result.probabilities.tolist(), strict=True)
         ]
-        print_json({"model": options.model, "labels": found.labels, f"{kind}s": each})
+        print_json({"model": options.model, "labels": result.labels, f"{kind}s": each})
         return
     # Every label of one text, the ten most likely of one image, the most likely of each of several.
     out = Terminal(options.lang)
-    titles = (out.say(kind), out.say("label"), out.say(found.measure))
-    headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)
+    titles = (out.say(kind), out.say("label"), out.say(result.measure))
+    headers, rows = ranking(result.probabilities, result.texts, result.labels, titles)
     more = len(rows) - MAX_LABELS
-    if kind == "image" and len(found) == 1 and more > 0:
+    if kind == "image" and len(result) == 1 and more > 0:
         rows = [*rows[:MAX_LABELS], [out.say("… {more} more; --json has all", more=more), ""]]
     out.print(tables.text(headers, rows))
 
@@ -334,19 +334,19 @@ def match(options: MatchOptions) -> None:
     from regard.tasks.inputs import shortened
 
     require_images(model, "match")
-    found = model.match(image, list(options.text), truncate=options.truncate)
-    values: Sequence[float] = found.values[0].tolist()
+    result = model.match(image, list(options.text), truncate=options.truncate)
+    values: Sequence[float] = result.values[0].tolist()
     if options.json:
-        texts = [{"text": text, found.measure: value} for text, value in zip(found.texts, values, strict=True)]
-        best = found.best[0]
+        texts = [{"text": text, result.measure: value} for text, value in zip(result.texts, values, strict=True)]
+        best = result.best[0]
         print_json(
-            {"model": options.model, "image": options.image, "measure": found.measure, "best": best, "texts": texts}
+            {"model": options.model, "image": options.image, "measure": result.measure, "best": best, "texts": texts}
         )
         return
     out = Terminal(options.lang)
-    ranked = sorted(zip(values, found.texts, strict=True), key=lambda pair: -pair[0])
+    ranked = sorted(zip(values, result.texts, strict=True), key=lambda pair: -pair[0])
     rows = [[shortened(text), f"{value:.4f}"] for value, text in ranked]
-    out.print(tables.text([out.say("text"), out.say(found.measure)], rows))
+    out.print(tables.text([out.say("text"), out.say(result.measure)], rows))
 
 
 def features(options: FeaturesOptions) -> None:
@@ -355,10 +355,10 @@ def features(options: FeaturesOptions) -> None:
     (image,) = read_images([options.image])
     model = open_model(options.model, "features", FEATURE_TASKS, options)
     require_images(model, "features")
-    found = model.features(image, layer=options.layer)
-    frame = found.frame
+    result = model.features(image, layer=options.layer)
+    frame = result.frame
     if options.out is not None:
-        write_npy(found.map, options.out)
+        write_npy(result.map, options.out)
     if options.json:
         print_json(
             {
@@ -369,19 +369,19 @@ def features(options: FeaturesOptions) -> None:
                 "pixels": frame.pixels,
                 "scale": frame.scale,
                 "corner": frame.corner,
-                "grid": found.grid,
-                "cls": None if found.cls is None else cpu_floats(found.cls).tolist(),
-                "pooled": None if found.pooled is None else cpu_floats(found.pooled).tolist(),
-                "map": cpu_floats(found.map).tolist() if options.out is None else options.out,
+                "grid": result.grid,
+                "cls": None if result.cls is None else cpu_floats(result.cls).tolist(),
+                "pooled": None if result.pooled is None else cpu_floats(result.pooled).tolist(),
+                "map": cpu_floats(result.map).tolist() if options.out is None else options.out,
             }
         )
         return
     out = Terminal(options.lang)
-    (high, wide), (rows, columns), (tokens, size) = frame.picture, found.grid, found.vectors.shape
+    (high, wide), (rows, columns), (tokens, size) = frame.picture, result.grid, result.vectors.shape
     pixels = " × ".join(map(str, frame.pixels))
     out.print(
         out.say("{name}: {high} × {wide}, resized to {pixels} pixels",
-                name=found.name, high=high, wide=wide, pixels=pixels)
+                name=result.name, high=high, wide=wide, pixels=pixels)
     )  # fmt: skip
     out.print(out.say("tokens: {tokens}, vector size: {size}", tokens=tokens, size=size))
     out.print(out.say("map: {rows} rows, {columns} columns", rows=rows, columns=columns))

@@ -307,20 +307,20 @@ def _draw_pixels(
 # ---------------------------------------------------------------------------------------------------------------- ours
 
 
-def our_pass(model: Model, given: Inputs) -> Tensors:
+def our_pass(model: Model, inputs: Inputs) -> Tensors:
     """What our model computes at every place."""
     weights: list[Tensor] = []
-    looks, number = {call: rows for call, _, _, rows in given.looks}, count()
+    looks, number = {call: rows for call, _, _, rows in inputs.looks}, count()
 
     def note(call: Call, backend: str, output: Any) -> None:
-        rows = looks.get(next(number), given.rows)
+        rows = looks.get(next(number), inputs.rows)
         if rows is not None:
             weights.append(rows_of(call, *rows))
 
     observe(note)
     try:
         with torch.inference_mode():
-            output = model(**given.arguments, output_hidden_states=True)
+            output = model(**inputs.arguments, output_hidden_states=True)
     finally:
         unobserve(note)
 
@@ -336,7 +336,7 @@ def our_pass(model: Model, given: Inputs) -> Tensors:
         tensors |= _tower("", text[0], None, weights)
     elif isinstance(model, Answerer):
         with torch.inference_mode():
-            seen = model.vision(given.arguments["pixel_values"].to(model.dtype), output_hidden_states=True)
+            seen = model.vision(inputs.arguments["pixel_values"].to(model.dtype), output_hidden_states=True)
         tensors |= _tower("picture", seen.hidden_states, seen.last_hidden_state)
         tensors |= _tower("question", *encoder) | _tower("answer", *text)
     elif encoder[0] is not None:
@@ -348,12 +348,12 @@ def our_pass(model: Model, given: Inputs) -> Tensors:
         tensors |= _tower(part, *text, weights)
     if isinstance(model, Matcher):
         # Of every image with every text, each read alone: (P, B).
-        ids, mask = given.arguments["input_ids"], given.arguments["attention_mask"]
+        ids, mask = inputs.arguments["input_ids"], inputs.arguments["attention_mask"]
         with torch.inference_mode():
-            cosines = model.encode_image(given.arguments["pixel_values"]) @ model.encode_text(ids, mask).T
+            cosines = model.encode_image(inputs.arguments["pixel_values"]) @ model.encode_text(ids, mask).T
         tensors |= _head({"cosines": cosines})
     vectors = {"text vectors": output.text_embeds, "picture vectors": output.image_embeds}
-    return _without_padding(tensors | _results(output, vectors), given)
+    return _without_padding(tensors | _results(output, vectors), inputs)
 
 
 def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
@@ -381,42 +381,42 @@ def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- theirs
 
 
-def their_pass(model: Any, given: Inputs, ours: Model) -> Tensors:
+def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
     """What transformers' model with eager attention computes at the places of our model."""
     if isinstance(ours, EncoderDecoder):
-        tensors = _read_encoder_decoder(model, given)
+        tensors = _read_encoder_decoder(model, inputs)
     elif isinstance(ours, (TextModel, VisionModel)):
-        tensors = _read_tower(model, given, "")
+        tensors = _read_tower(model, inputs, "")
     elif isinstance(ours, DualEncoder) and (ours.text is None or ours.vision is None):
-        tensors = _read_tower(model, given, "text" if ours.vision is None else "picture")
+        tensors = _read_tower(model, inputs, "text" if ours.vision is None else "picture")
     elif isinstance(ours, DualEncoder):
-        tensors = _read_children(model, given, {"picture": "vision_model", "text": "text_model"})
+        tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_model"})
     elif isinstance(ours, Captioner):
-        tensors = _read_children(model, given, {"picture": "vision_model", "text": "text_decoder"})
+        tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_decoder"})
     elif isinstance(ours, Answerer):
         children = {"picture": "vision_model", "question": "text_encoder", "answer": "text_decoder"}
-        tensors = _read_children(model, given, children)
+        tensors = _read_children(model, inputs, children)
     elif isinstance(ours, Matcher):
-        tensors = _read_children(model, given, {"picture": "vision_model", "text": "text_encoder"})
+        tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_encoder"})
     else:
-        tensors = (_read_llava if isinstance(ours, VisionLanguageModel) else _read_idefics)(model, given)
-    return _without_padding(tensors, given)
+        tensors = (_read_llava if isinstance(ours, VisionLanguageModel) else _read_idefics)(model, inputs)
+    return _without_padding(tensors, inputs)
 
 
-def _run(model: Any, given: Inputs, **options: bool) -> Any:
+def _run(model: Any, inputs: Inputs, **options: bool) -> Any:
     dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
     arguments = {}
-    for name, t in given.arguments.items():
+    for name, t in inputs.arguments.items():
         whole = t.long() if t.dtype == torch.bool and name != "bool_masked_pos" else t
         arguments[name] = t.to(dtype) if t.is_floating_point() else whole
     with torch.inference_mode():
         return model(**arguments, output_hidden_states=True, **options)
 
 
-def _read_encoder_decoder(model: Any, given: Inputs) -> Tensors:
-    out = _run(model, given, output_attentions=True)
-    assert given.rows is not None
-    i, j = given.rows
+def _read_encoder_decoder(model: Any, inputs: Inputs) -> Tensors:
+    out = _run(model, inputs, output_attentions=True)
+    assert inputs.rows is not None
+    i, j = inputs.rows
     names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
     encoder, decoder, cross = ([weights[i, :, j] for weights in out.get(name) or ()] for name in names)  # (R, H, N)
     tensors = _tower("encoder", out.get("encoder_hidden_states"), None, encoder)
@@ -424,57 +424,57 @@ def _read_encoder_decoder(model: Any, given: Inputs) -> Tensors:
     return tensors | _their_results(out)
 
 
-def _read_tower(model: Any, given: Inputs, part: str) -> Tensors:
+def _read_tower(model: Any, inputs: Inputs, part: str) -> Tensors:
     """A model whose own result holds all of its one tower."""
-    out = _run(model, given, output_attentions=bool(given.looks) or given.rows is not None)
+    out = _run(model, inputs, output_attentions=bool(inputs.looks) or inputs.rows is not None)
     weights: list[Tensor | None] = []
     for n, handed in enumerate(out.get("attentions") or ()):
-        if given.rows is not None:
-            weights.append(handed[given.rows[0], :, given.rows[1]])  # (R, H, N)
-        elif n < len(given.looks):
-            _, sequences, tokens, (i, j) = given.looks[n]
+        if inputs.rows is not None:
+            weights.append(handed[inputs.rows[0], :, inputs.rows[1]])  # (R, H, N)
+        elif n < len(inputs.looks):
+            _, sequences, tokens, (i, j) = inputs.looks[n]
             shape = (sequences, tokens, tokens)
             alike = handed is not None and handed.ndim == 4 and (len(handed), *handed.shape[2:]) == shape
             weights.append(handed[i, :, j] if alike else None)
     layers = out.get("hidden_states")
-    if given.texts:
-        layers = [t[:, : given.arguments["input_ids"].shape[1]] for t in layers]  # BigBird's have what it padded with
+    if inputs.texts:
+        layers = [t[:, : inputs.arguments["input_ids"].shape[1]] for t in layers]  # BigBird's have what it padded with
     return _tower(part, layers, out.get("last_hidden_state"), weights) | _their_results(out)
 
 
-def _read_children(model: Any, given: Inputs, paths: dict[str, str]) -> Tensors:
+def _read_children(model: Any, inputs: Inputs, paths: dict[str, str]) -> Tensors:
     """A model whose towers are its children. paths: part → the child's name, in the order of the computation."""
     with _outputs_of({part: model.get_submodule(path) for part, path in paths.items()}) as outputs:
-        out = _run(model, given)
+        out = _run(model, inputs)
     tensors: Tensors = {}
     for part in paths:
         tower = outputs[part][0]
         tensors |= _tower(part, tower.get("hidden_states"), tower.get("last_hidden_state"))
     last = outputs[list(paths)[-1]][0]  # which may be a decoder, with its scores of words
     if "itm_score" in out:
-        cosines = _run(model, given, use_itm_head=False).itm_score
+        cosines = _run(model, inputs, use_itm_head=False).itm_score
         return tensors | _head({"cosines": cosines, "logits": out.itm_score})
     if last.get("logits") is not None:
         return tensors | _head({"logits": last["logits"]})
     return tensors | _head({"pooled": last.get("pooler_output")}) | _their_results(out)
 
 
-def _read_llava(model: Any, given: Inputs) -> Tensors:
+def _read_llava(model: Any, inputs: Inputs) -> Tensors:
     with _outputs_of({"picture": getattr(model, "model", model).vision_tower}) as outputs:
-        out = _run(model, given)
+        out = _run(model, inputs)
     tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
     tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state"))
     return tensors | _their_results(out)
 
 
-def _read_idefics(model: Any, given: Inputs) -> Tensors:
+def _read_idefics(model: Any, inputs: Inputs) -> Tensors:
     """Its first hidden state is taken after a look at images; here the embedded words stand in its place."""
     body = getattr(model, "model", model)
     vision = body.vision_model
     steps = [vision.pre_layrnorm, *vision.encoder.layers]
     with _outputs_of({"text": body.embed_tokens, **{str(n): step for n, step in enumerate(steps)}}) as outputs:
-        out = _run(model, given)
-    b, p = given.arguments["pixel_values"].shape[:2]
+        out = _run(model, inputs)
+    b, p = inputs.arguments["pixel_values"].shape[:2]
     each = [outputs[str(n)][0] for n in range(len(steps))]
     flat = [output[0] if isinstance(output, tuple) else output for output in each]
     tensors = _tower("picture", [t.reshape(b, p, *t.shape[1:]) for t in flat], None)  # (B, P, n, d)
@@ -547,9 +547,9 @@ def _results(output: Any, vectors: dict[str, Tensor | None]) -> Tensors:
     return _head({"pooled": output.get("pooler_output"), **vectors, "next sentence": relation, "logits": logits})
 
 
-def _without_padding(tensors: Tensors, given: Inputs) -> Tensors:
+def _without_padding(tensors: Tensors, inputs: Inputs) -> Tensors:
     """(B, N, d) → (tokens, d). What has no positions stays, and so do rows of weights, images and questions."""
-    mask = given.mask
+    mask = inputs.mask
     if mask is None:
         return tensors
 

@@ -123,14 +123,14 @@ def verify(
     sentences = SENTENCES if texts is None else texts
     drawn = not tokenized or visual or (texts is None and longest_dense(ours) > 0)
     if visual:
-        given = visual_inputs(ours, rows, seed)
+        inputs = visual_inputs(ours, rows, seed)
     else:
-        given = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
+        inputs = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
 
     # 3. Run both.
-    run = _VerificationRun(ours, given, dtype, tell)
+    run = _VerificationRun(ours, inputs, dtype, tell)
     lines = run.lines()
-    if tokenized and given.texts:
+    if tokenized and inputs.texts:
         lines = (_token_line(ours, sentences), *lines)
     return Certificate(
         model=str(directory if isinstance(path_or_model, Model) else path_or_model),
@@ -138,13 +138,13 @@ def verify(
         dtype=str(dtype).removeprefix("torch."),
         device=str(ours.device),
         versions={"transformers": _transformers().__version__, "torch": torch.__version__},
-        texts=given.texts,
-        tokens=given.tokens,
-        random_ids=drawn and given.texts > 0,
+        texts=inputs.texts,
+        tokens=inputs.tokens,
+        random_ids=drawn and inputs.texts > 0,
         new_tokens=run.new_tokens,
         narrow=run.narrow,
         lines=lines,
-        pictures=given.pictures,
+        pictures=inputs.pictures,
         not_compared=_not_compared(ours, lines),
     )
 
@@ -200,8 +200,8 @@ def _not_compared(ours: Model, lines: Sequence[Line]) -> tuple[str, ...]:
 class _VerificationRun:
     """Both models on the same ids or pixels."""
 
-    def __init__(self, ours: Model, given: Inputs, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
-        self.ours, self.given, self.dtype, self.tell = ours, given, dtype, tell
+    def __init__(self, ours: Model, inputs: Inputs, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
+        self.ours, self.inputs, self.dtype, self.tell = ours, inputs, dtype, tell
         self.architecture = ours.family.tasks[ours.task].architecture
         self.pad = 0 if isinstance(ours, VISUAL) else pad_id(ours)  # beside images nothing asks for it
         self.narrow = False
@@ -212,25 +212,25 @@ class _VerificationRun:
             if isinstance(ours, EncoderDecoder):
                 most, taken = ours.decoder.embed.max_positions, 1
             else:
-                most, taken = max_text_positions(ours), given.arguments["input_ids"].shape[1]
+                most, taken = max_text_positions(ours), inputs.arguments["input_ids"].shape[1]
             self.new_tokens = NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
     def lines(self) -> tuple[Line, ...]:
         """Every comparison of numbers and of generated ids, in order; in fp64 too where one fails."""
         self.tell("run ours")
-        mine, my_words = our_pass(self.ours, self.given), self._our_words()
+        mine, my_words = our_pass(self.ours, self.inputs), self._our_words()
         coarse = torch.float32 if self.dtype == torch.float64 else self.dtype
         self.tell("load theirs")
         peer = self._peer(coarse)
         self.tell("run theirs")
-        base, words = peer.run(self.given, self.ours), None
+        base, words = peer.run(self.inputs, self.ours), None
         if self.dtype != torch.float64:
             words = self._their_words(peer)
             peer.model.double()  # with the weights as they were rounded: the same function, exactly
         else:
             peer = self._peer(torch.float64)
         self.tell("run theirs in fp64")
-        truth = peer.run(self.given, self.ours)
+        truth = peer.run(self.inputs, self.ours)
         self.narrow = peer.narrow
         words = self._their_words(peer) if words is None else words
         rule = _Rule(base, truth, coarse, self.narrow)
@@ -239,7 +239,7 @@ class _VerificationRun:
             return tuple(lines)
         self.tell("run ours in fp64")
         self.ours.double()
-        again = rule.lines(our_pass(self.ours, self.given), torch.float64)
+        again = rule.lines(our_pass(self.ours, self.inputs), torch.float64)
         again += _word_lines(self._our_words(), self._their_words(peer))
         pairs = zip(lines, again, strict=True)
         return tuple(replace(line, wide=wide.error, wide_allowed=wide.allowed) for line, wide in pairs)
@@ -251,21 +251,22 @@ class _VerificationRun:
     def _our_words(self) -> Tensor | None:
         if not self.new_tokens:
             return None
-        ids, mask = self.given.arguments["input_ids"], self.given.arguments["attention_mask"]
-        options = {"max_new_tokens": self.new_tokens, "pad_token_id": self.pad}
+        ids, mask = self.inputs.arguments["input_ids"], self.inputs.arguments["attention_mask"]
         if isinstance(self.ours, EncoderDecoder):
             begin = torch.full_like(ids[:, :1], self.ours.start)
-            return generate(self.ours.read(ids, mask), begin, None, **options).ids
+            return generate(
+                self.ours.read(ids, mask), begin, None, max_new_tokens=self.new_tokens, pad_token_id=self.pad
+            ).ids
         assert isinstance(self.ours, TextModel)
         left = mask.flip(1)  # as many tokens in each row, at its end: generation pads on the left
         padded = torch.full_like(ids, self.pad).masked_scatter(left, ids[mask])
-        return generate(self.ours, padded, left, **options).ids
+        return generate(self.ours, padded, left, max_new_tokens=self.new_tokens, pad_token_id=self.pad).ids
 
     def _their_words(self, peer: _Peer) -> Tensor | None:
         if not self.new_tokens:
             return None
         start = self.ours.start if isinstance(self.ours, EncoderDecoder) else None
-        ids, mask = self.given.arguments["input_ids"], self.given.arguments["attention_mask"]
+        ids, mask = self.inputs.arguments["input_ids"], self.inputs.arguments["attention_mask"]
         return peer.greedy(ids, mask, new_tokens=self.new_tokens, pad=self.pad, start=start)
 
 
@@ -358,10 +359,10 @@ class _Peer:
         self.model: Any = model
         self.narrow = False
 
-    def run(self, given: Inputs, ours: Model) -> Tensors:
+    def run(self, inputs: Inputs, ours: Model) -> Tensors:
         """One pass, read at the places of our model."""
         with _NarrowingMode() as mode:  # type: ignore[no-untyped-call]
-            tensors = their_pass(self.model, given, ours)
+            tensors = their_pass(self.model, inputs, ours)
         self.narrow = mode.narrowed
         return tensors
 
