@@ -373,9 +373,10 @@ def plan_text(plan: ImageTransforms, lang: Lang) -> str:
         parts.append(translate("0 to 255 as they are", lang))
     else:
         parts.append(str(numbers).replace("normalise", translate("normalise", lang)))
-    if plan.pad is not None and plan.pad.size is None:
-        parts.append(translate("pad with 0 to the largest", lang))
-    elif plan.pad is not None:
-        height, width = plan.pad.size
-        parts.append(translate("pad with 0 to {height} × {width}", lang, height=height, width=width))
+    if plan.pad is not None:
+        size = plan.pad.size
+        if size is None:
+            parts.append(translate("pad with 0 to the largest", lang))
+        else:
+            parts.append(translate("pad with 0 to {height} × {width}", lang, height=size[0], width=size[1]))
     return ", ".join(parts)
