@@ -71,18 +71,13 @@ def is_image(what: str | bytes) -> bool:
         return False
 
 
-def refuse_missing_images(typed: Sequence[str]) -> None:
-    """Raise ValueError for the name of an image that is not there, before it is read as a text."""
+def refuse_images(typed: Sequence[str], reader: str | None = None) -> None:
+    """Raise ValueError for the name of an image that is not there, and for any image where `reader` reads texts."""
     for what in typed:
         if _is_name(what, IMAGE_SUFFIXES) and not os.path.exists(what):
             raise ValueError(f"there is no file {what!r}, and its name is not a text")
-
-
-def refuse_images(typed: Sequence[str], reader: str) -> None:
-    """Raise ValueError for an image, or the name of a missing one, where `reader` reads texts."""
-    refuse_missing_images(typed)
     for what in typed:
-        if is_image(what):
+        if reader is not None and is_image(what):
             raise ValueError(f"{what!r} is an image, and {reader} reads texts")
 
 
@@ -257,14 +252,16 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     from regard.models.hub import find
     from regard.models.loading import load
     from regard.session.image_session import takes_images
+    from regard.tasks.images import has_vision
 
     dtype = None if options.dtype is None else torch_dtype(options.dtype)
     check_device(options.device)
     directory = find(name)
     family, own = family_and_task(str(directory))
+    texts_only = ValueError(f"{command} is about images, and {family.title} reads texts only")
     # Before its weights are looked for: BERT has a task of answering too, in texts.
     if command in IMAGE_COMMANDS and takes_images(str(directory)) is False:
-        raise ValueError(f"{command} is about images, and {family.title} reads texts only")
+        raise texts_only
     there = [task for task in tasks if task in family.tasks]
     if not there:
         raise ValueError(
@@ -273,12 +270,15 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     task = own if own in there else there[0]
     try:
         with bar("/".join(Path(name).parts[-2:])) as tick:
-            return load(directory, task=task, dtype=dtype, device=options.device, ignore=options.ignore, progress=tick)
+            model = load(directory, task=task, dtype=dtype, device=options.device, ignore=options.ignore, progress=tick)
     except ValueError as error:
         if own in (None, family.bare_task, task):
             raise
         needed = f"{command} needs the task {task!r}"
         raise ValueError(f"this {family.title} was saved for the task {own!r}, and {needed}: {error}") from None
+    if command in IMAGE_COMMANDS and not has_vision(model):  # such as CLIP's text tower alone
+        raise texts_only
+    return model
 
 
 def look_model(name: str, options: LookOptions) -> Model:
@@ -322,14 +322,6 @@ def torch_dtype(name: str) -> torch.dtype:
         raise ValueError(f"--dtype must be one of {', '.join(BYTES)}; got {name!r}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def require_images(model: Model, command: str) -> None:
-    """Raise ValueError for a model that reads texts only."""
-    from regard.tasks.images import has_vision
-
-    if not has_vision(model):
-        raise ValueError(f"{command} is about images, and {model.family.title} reads texts only")
 
 
 def require_texts(model: Model, text: str, example: str) -> None:

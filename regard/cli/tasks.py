@@ -28,8 +28,6 @@ from regard.cli.inputs import (
     read_lines,
     read_texts,
     refuse_images,
-    refuse_missing_images,
-    require_images,
     torch_dtype,
 )
 from regard.cli.outputs import Terminal, Tick, bar, check_output, cpu_floats, print_json, print_matrix, write_npy
@@ -106,7 +104,6 @@ def caption(options: CaptionOptions) -> None:
     from regard.tasks.images import placeholder
 
     model = open_model(options.model, "caption", ["image-to-text", "image-text-to-text"], options)
-    require_images(model, "caption")
     config, prompt = _generation_config(options, model), options.prompt
     # A prompt with the image's place in it is all that the model is told, and no part of the caption.
     whole = isinstance(model, (VisionLanguageModel, FlamingoModel)) and placeholder(model) in (prompt or "")
@@ -129,7 +126,6 @@ def answer(options: AnswerOptions) -> None:
     from regard.tasks.captioning import answer_parts
 
     model = open_model(options.model, "answer", ["visual-question-answering", "image-text-to-text"], options)
-    require_images(model, "answer")
     config, questions = _generation_config(options, model), list(options.question)
     outputs = _gather(
         "answer",
@@ -283,7 +279,7 @@ def classify(options: ClassifyOptions) -> None:
     typed = list(options.text)
     if not typed and options.file is None:
         read_texts(typed, None)  # raises before the model is opened
-    refuse_missing_images(typed)
+    refuse_images(typed)  # those that are not there; which kind is read, the model says
     from regard.models.dual_encoder import DualEncoder
     from regard.tasks.images import has_vision
     from regard.tasks.text import MAX_LABELS, ranking
@@ -333,7 +329,6 @@ def match(options: MatchOptions) -> None:
     model = open_model(options.model, "match", ["image-text-matching", "zero-shot-image-classification"], options)
     from regard.tasks.inputs import shortened
 
-    require_images(model, "match")
     result = model.match(image, list(options.text), truncate=options.truncate)
     values: Sequence[float] = result.values[0].tolist()
     if options.json:
@@ -354,7 +349,6 @@ def features(options: FeaturesOptions) -> None:
     check_output(options.out, "--out", (".npy",))
     (image,) = read_images([options.image])
     model = open_model(options.model, "features", FEATURE_TASKS, options)
-    require_images(model, "features")
     result = model.features(image, layer=options.layer)
     frame = result.frame
     if options.out is not None:
