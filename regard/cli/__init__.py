@@ -1,18 +1,5 @@
 """The command line `regard`. `commands.py` lists its commands, `app.py` makes the command line, one module runs each.
 
-    >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
-    window(1, 0)   3 queries × 3 keys
-    <BLANKLINE>
-       0 1 2
-    0  ■ · ·
-    1  ■ ■ ·
-    2  · ■ ■
-    <BLANKLINE>
-    ■ may look   · hidden
-    visible: 5 of 9 cells (55.6%)
-    tiles of 128 × 128: 0 empty, 1 partial, 0 full
-    0
-
 typer and rich are imported by `main`, torch and the rest by the command that needs them, so that `regard --help`
 answers at once.
 """
@@ -47,8 +34,17 @@ ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Errors are one line on stderr.
 
-    >>> main(["--version"])
-    regard 0.1.0
+    >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
+    window(1, 0)   3 queries × 3 keys
+    <BLANKLINE>
+       0 1 2
+    0  ■ · ·
+    1  ■ ■ ·
+    2  · ■ ■
+    <BLANKLINE>
+    ■ may look   · hidden
+    visible: 5 of 9 cells (55.6%)
+    tiles of 128 × 128: 0 empty, 1 partial, 0 full
     0
 
     Args:
@@ -58,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C, 141 if the reader left, as in
         `regard steps | head -1`. Some commands (steps, doctor, diff, verify) return 1 as an answer; see their help.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    typed = sys.argv[1:] if arguments is None else list(arguments)
     _replace_closed_streams()
     if sys.stdout is None:
         return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT)
@@ -67,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     code = 0
     try:
-        code = _answer(given)
+        code = _answer(typed)
         sys.stdout.flush()  # here, where a closed pipe is still told from an error
         return code
     except KeyboardInterrupt:
@@ -75,13 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _write_nowhere(sys.stdout)
         return PIPE_CLOSED
-    except OSError as error:  # of the flush: a full disk, which may have been told already
+    except OSError as error:  # of the flush: a full disk, which may have been reported already
         _write_nowhere(sys.stdout)
-        told = code == WRONG_INPUT
-        return code if told else _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
+        if code == WRONG_INPUT:
+            return code
+        return _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
 
 
-def _answer(given: list[str]) -> int:
+def _answer(typed: list[str]) -> int:
     """Run a command line; print its answer, or its error; return the exit code."""
     try:
         import rich  # noqa: F401
@@ -93,9 +90,9 @@ def _answer(given: list[str]) -> int:
     # typer exports this one child of its usage errors; where their class lives differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        command = typer.main.get_command(app_in(preferred_language(given, os.environ)))
+        command = typer.main.get_command(app_in(preferred_language(typed, os.environ)))
         # Its own main() ends the process with 1 where a pipe is closed.
-        with command.make_context("regard", list(given)) as context:
+        with command.make_context("regard", list(typed)) as context:
             command.invoke(context)
         return 0
     except typer.Exit as ended:
@@ -103,7 +100,7 @@ def _answer(given: list[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     except usage_error as error:
-        return _complain(_usage_message(error, given), WRONG_INPUT)
+        return _complain(_usage_message(error, typed), WRONG_INPUT)
     except BrokenPipeError:
         raise
     except ImportError as error:
@@ -135,13 +132,19 @@ def _write_nowhere(stream: TextIO) -> None:
         return
 
 
-def _usage_message(error: object, given: Sequence[str]) -> str:
+def _usage_message(error: object, typed: Sequence[str]) -> str:
     """typer's message, with the value that was typed and where help is."""
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]
     text = re.sub(r", unable to parse .*", "", message.rstrip("."))
-    value = _value(getattr(getattr(error, "param", None), "opts", ()), given)
+    value, options = None, getattr(getattr(error, "param", None), "opts", ())
+    for before, this in pairwise(["", *typed]):  # the last one counts: --n 3, or --n=3
+        name, sign, after = this.partition("=")
+        if sign and name in options:
+            value = after
+        elif before in options:
+            value = this
     if value is not None and repr(value) not in text:
         text += f", got {value!r}"
     names = set() if context is None else {parameter.metavar for parameter in context.command.params}
@@ -150,40 +153,15 @@ def _usage_message(error: object, given: Sequence[str]) -> str:
     return f"{text}; see '{path} --help'"
 
 
-def _value(options: Sequence[str], given: Sequence[str]) -> str | None:
-    """What was typed last for an option; None where it was not given.
-
-    >>> _value(["--n"], ["cost", "--n", "1e3"]), _value(["--n"], ["cost", "--n=few"]), _value(["--n"], ["cost"])
-    ('1e3', 'few', None)
-    """
-    found = None
-    for before, this in pairwise(["", *given]):
-        name, sign, value = this.partition("=")
-        if sign and name in options:
-            found = value
-        elif before in options:
-            found = this
-    return found
-
-
 def _complain(message: str, code: int) -> int:
-    """Print the message as one line on stderr."""
+    """Print the message as one line on stderr, with the library's advice to ignore config keys as options."""
+
+    def options(match: re.Match[str]) -> str:
+        keys = json.loads(match[1] or match[2], strict=False)
+        return " ".join(f"--ignore {shlex.quote(key)}" for key in keys)
+
     try:
-        print(f"regard: {_typed(' '.join(message.split()))}", file=sys.stderr, flush=True)
+        print(f"regard: {ADVICE.sub(options, ' '.join(message.split()))}", file=sys.stderr, flush=True)
     except OSError:
         _write_nowhere(sys.stderr)
     return code
-
-
-def _typed(message: str) -> str:
-    """The library's advice to ignore config keys, as options.
-
-    >>> _typed('name them: regard.load(…, ignore=["a", "b"])')
-    'name them: --ignore a --ignore b'
-    """
-
-    def options(found: re.Match[str]) -> str:
-        keys = json.loads(found[1] or found[2], strict=False)
-        return " ".join(f"--ignore {shlex.quote(key)}" for key in keys)
-
-    return ADVICE.sub(options, message)

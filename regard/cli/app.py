@@ -12,25 +12,20 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard import __version__
-from regard.cli.commands import COMMANDS, Command, Lang, SpokenOptions
+from regard.cli.commands import COMMANDS, Command, Lang
 from regard.locale import translate
 from regard.tables import width
 
+# What typer writes around our texts.
 FRAME = re.compile(
     r"^(?:Usage:|Arguments:$|Options:$|Commands:$)|\[required\]|\[default:|\bShow this message and exit\.", re.MULTILINE
 )
-"""What typer writes around our texts."""
+# An argument, and the type that newer versions of typer show after it.
 TYPED = re.compile(r"^  ([A-Z]+) <[^>]*>( *)", re.MULTILINE)
-"""An argument, and the type that newer versions of typer show after it."""
 
 
 def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
     """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
-
-    >>> preferred_language(["mask", "causal"], {"LANG": "ko_KR.UTF-8"})
-    'ko'
-    >>> preferred_language(["--lang", "en"], {"LANG": "ko_KR.UTF-8"})
-    'en'
 
     Args:
         arguments: as typed.
@@ -59,21 +54,13 @@ def check_language(lang: str) -> None:
 
 
 def without_types(text: str) -> str:
-    r"""Help without the types of arguments, their column as wide as their names are.
-
-    >>> print(without_types("  IMAGE <str>       A path.\n  TEXT <list[str]>  One or several."))
-      IMAGE  A path.
-      TEXT   One or several.
-    """
-    wide = max((len(found[1]) for found in TYPED.finditer(text)), default=0)
-    return TYPED.sub(lambda found: f"  {found[1]:<{wide}}  ", text)
+    """Help without the types of arguments, their column as wide as their names are."""
+    wide = max((len(match[1]) for match in TYPED.finditer(text)), default=0)
+    return TYPED.sub(lambda match: f"  {match[1]:<{wide}}  ", text)
 
 
 def folded(text: str, room: int) -> list[str]:
     r"""The lines of help, broken between words where a line is full. Hangul takes two cells; typer counts one.
-
-    >>> folded("텍스트나 이미지의 레이블.\n\nTEXT", 16)
-    ['텍스트나', '이미지의 레이블.', '', 'TEXT']
 
     Args:
         text: paragraphs with blank lines between them; one that begins with \b is left as it is.
@@ -110,7 +97,7 @@ class _Korean:
 
     def get_help(self, ctx: Any) -> str:
         text: str = super().get_help(ctx)  # type: ignore[misc]
-        return FRAME.sub(lambda found: translate(found[0], "ko"), text)
+        return FRAME.sub(lambda match: translate(match[0], "ko"), text)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         indent = " " * (formatter.current_indent + formatter.indent_increment)
@@ -131,11 +118,7 @@ class KoreanGroup(_Korean, TyperGroup):
 
 
 def app_in(lang: Lang) -> typer.Typer:
-    """The app, with help in a language.
-
-    >>> [command.name for command in app_in("en").registered_commands][:4]
-    ['steps', 'look', 'serve', 'doctor']
-    """
+    """The app, with help in a language."""
     app = typer.Typer(
         cls=KoreanGroup if lang == "ko" else None,
         add_completion=False,
@@ -178,17 +161,13 @@ def _callback(command: Command, lang: Lang) -> Any:
             raise typer.Exit(code)
 
     hints = get_type_hints(command.options)
-    parameters = [_parameter(field, hints[field.name], lang) for field in _ordered_fields(command.options)]
+    named = {field.name: field for field in fields(command.options)}
+    # A class's own fields first, then those of its bases.
+    order = dict.fromkeys(name for cls in command.options.__mro__ for name in get_annotations(cls))
+    parameters = [_parameter(named[name], hints[name], lang) for name in order]
     callback.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return callback
-
-
-def _ordered_fields(options: type[SpokenOptions]) -> list[Field[Any]]:
-    """A class's own fields first, then those of its bases."""
-    named = {field.name: field for field in fields(options)}
-    order = dict.fromkeys(name for cls in options.__mro__ for name in get_annotations(cls))
-    return [named[name] for name in order]
 
 
 def _parameter(field: Field[Any], kind: Any, lang: Lang) -> Parameter:

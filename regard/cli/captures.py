@@ -1,32 +1,27 @@
-"""Capture files: reading them, `regard diff` and `regard doctor`."""
+"""Captures and single calls of attention: `regard diff`, `regard doctor`, and the tables of `regard look FILE`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import DiffOptions, DoctorOptions
-from regard.cli.terminal import Terminal, print_json
+from regard import tables
+from regard.cli.commands import DiffOptions, DoctorOptions, LookOptions
+from regard.cli.inputs import QKV, read_arrays
+from regard.cli.outputs import LINKS, Terminal, print_json, write_figure
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
+    from regard.lens.view import View
     from regard.session.session import Session
+
+LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
+MOST_HEADS = 64  # lines of a table
 
 
 def read_capture(path: Path) -> Capture:
-    """The capture that a file holds.
-
-    >>> import tempfile
-    >>> from regard.lens.capture import Capture
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Capture("GPT2").save(f"{folder}/run.regard")
-    ...     read_capture(Path(folder, "run.regard")).model
-    'GPT2'
-
-    Raises:
-        ValueError: for a file that is not a capture.
-        OSError: for a file that cannot be read, with its name.
-    """
+    """The capture that a file holds. An OSError names the path."""
     from regard.lens.capture import open
 
     try:
@@ -38,7 +33,7 @@ def read_capture(path: Path) -> Capture:
 
 
 def read_session(path: Path) -> Session:
-    """The capture that a file of `regard look` holds, with its words and images. Raises as `read_capture`."""
+    """The capture that a file of `regard look` holds, with its words and images."""
     from regard.lens.files.container import CaptureFileError
     from regard.session.session import session_of
 
@@ -55,30 +50,20 @@ def diff(options: DiffOptions) -> int:
 
     paths = options.a, options.b
     captures = [read_capture(path) for path in paths]
-    found = compare(*captures, tolerance=options.tolerance)
+    comparison = compare(*captures, tolerance=options.tolerance)
     if options.json:
-        print_json(
-            {
-                "a": options.a,
-                "b": options.b,
-                "same": found.same,
-                "tolerance": found.tolerance,
-                "modules": found.modules,
-                "compared": found.compared,
-                "only_a": found.only_a,
-                "only_b": found.only_b,
-                "unlike": [{"what": u.what, "path": u.path, "call": u.n, "a": u.a, "b": u.b} for u in found.unlike],
-                "rows": found.rows,
-            }
-        )
+        names = ("same", "tolerance", "modules", "compared", "only_a", "only_b")
+        unlike = [{"what": u.what, "path": u.path, "call": u.n, "a": u.a, "b": u.b} for u in comparison.unlike]
+        values = {"a": options.a, "b": options.b} | {name: getattr(comparison, name) for name in names}
+        print_json(values | {"unlike": unlike, "rows": comparison.rows})
     else:
         out = Terminal(options.lang)
         for name, path, capture in zip("AB", paths, captures, strict=True):
             origin = out.say("{model}, written {written}", model=capture.model, written=capture.origin["written"])
             out.print((f"{name}  ", "bold"), str(path), (f"   {origin}", "dim"))
         out.print()
-        out.print(found.text(options.lang))
-    return 0 if found.same else 1
+        out.print(comparison.text(options.lang))
+    return 0 if comparison.same else 1
 
 
 def doctor(options: DoctorOptions) -> int:
@@ -108,16 +93,173 @@ def doctor(options: DoctorOptions) -> int:
             }
             for use in diagnosis.masks
         ]
-        print_json(
-            {
-                "ok": diagnosis.ok,
-                "calls": diagnosis.calls,
-                "modules": diagnosis.modules,
-                "unread": diagnosis.unread,
-                "findings": findings,
-                "masks": masks,
-            }
-        )
+        values = {name: getattr(diagnosis, name) for name in ("ok", "calls", "modules", "unread")}
+        print_json(values | {"findings": findings, "masks": masks})
     else:
         Terminal(options.lang).titled(diagnosis.text(options.lang))
     return 1 if any(finding.severity == "error" for finding in diagnosis.findings) else 0
+
+
+# ------------------------------------------------------------------------------------------------ one call of attention
+
+
+def show_arrays(file: Path, options: LookOptions) -> None:
+    """Print what attention does with the q, k and v of a file."""
+    from regard.cli.mask import read_mask
+    from regard.lens.display import plain
+    from regard.lens.look import look
+    from regard.lens.measures.measures import MAP_SIZE, NAMES
+
+    if options.causal and options.mask is not None:
+        raise ValueError(f"--causal and --mask exclude each other; write --mask 'causal & ({options.mask})'")
+    arrays = read_arrays(file, (QKV,), LARGEST)
+    spec = "causal" if options.causal else options.mask
+    mask = None if spec is None else read_mask(spec)
+    size, top = options.size or MAP_SIZE, options.top or LINKS
+    view = look(**arrays, mask=mask, scale=options.scale, measures=NAMES, size=size, top=top)
+    _show_call(plain(view), {"title": str(file), "mask": "none" if mask is None else repr(mask)}, None, options)
+
+
+def show_module(file: Path, capture: Capture, layer: str, options: LookOptions) -> None:
+    """Print one module of a capture, by its number or its path."""
+    from regard.lens.display import plain
+
+    path, names, call = layer, capture.names, options.call
+    if layer not in capture and layer.isascii() and layer.isdigit():
+        if not int(layer) < len(names):
+            raise ValueError(f"--layer {layer} is out of range: the capture has {len(names)} modules, counted from 0")
+        path = names[int(layer)]
+    view = plain(capture[path] if call is None else capture[path, call])
+    if options.size is not None:
+        view = replace(view, size=options.size, held=view.held | {"map": view.map(options.size)})
+    calls = capture.calls(path)
+    used = calls if call is None else [calls[call]]
+    masks = dict.fromkeys(record.facts.mask for record in used if record.facts is not None)
+    title = f"{file}: {path or '(model)'}" + ("" if call is None else f"[{call}]")
+    _show_call(view, {"title": title, "mask": "; ".join(masks) or "–"}, capture.tokens, options)
+
+
+def _show_call(view: View, origin: dict[str, str], tokens: list[list[str]] | None, options: LookOptions) -> None:
+    said = origin | _describe_call(view, options, tokens)
+    head = options.head or 0
+    if options.figure is not None:
+        from regard.lens.display import view_figure
+
+        write_figure(view_figure(view, batch=options.batch or 0, head=head, tokens=said["tokens"]), options.figure)
+    if options.json:
+        print_json({**said, "figure": options.figure})
+        return
+    out = Terminal(options.lang)
+    _print_call(said, options, out)
+    if options.figure is not None:
+        out.print(out.say("Figure: {path}", path=options.figure), (out.say("   head {head}", head=head), "dim"))
+
+
+def _describe_call(view: View, options: LookOptions, tokens: list[list[str]] | None) -> dict[str, Any]:
+    """What is said of a view with axes (B, H, …), in values that JSON holds. tokens: labels per batch row."""
+    from regard.lens.display import describe_heads, strongest_links
+
+    batch, heads, nq, nk = view.sizes
+    for name, index, count in (("--batch", options.batch, batch), ("--head", options.head, heads)):
+        if index is not None and not 0 <= index < count:
+            raise IndexError(f"{name} {index} is out of range: there are {count}, counted from 0")
+    b = options.batch or 0
+    lines = [line for n in (range(batch) if options.batch is None else [b]) for line in describe_heads(view, n)]
+    words = None  # labels of the keys, where there are as many
+    if tokens is not None and len(tokens) in (1, batch):
+        labels = tokens[b if len(tokens) > 1 else 0]
+        words = labels if len(labels) == nk else None
+    # Where query 0 stands among the keys; unknown in cross-attention, and where it differs by batch row.
+    offset, first_position = view.place.offset, None
+    if view.kind != "cross" and (offset is None or isinstance(offset, int)):
+        first_position = nk - nq if offset is None else offset
+    links = None
+    try:
+        ranked = strongest_links(view, batch=b, head=options.head, count=options.top or LINKS)
+        links = [link._asdict() for link in ranked]
+    except LookupError:  # q and k were not kept
+        if options.top is not None:
+            raise
+    row = None
+    if options.row is not None:
+        weights = view.row(options.row)[b].tolist()  # (H, Nk)
+        chosen = list(range(len(weights))) if options.head is None else [options.head]
+        row = {"query": options.row % nq, "heads": chosen, "weights": [weights[h] for h in chosen]}
+    return {
+        "sizes": {"batch": batch, "heads": heads, "queries": nq, "keys": nk},
+        "kind": view.kind,
+        "first_position": first_position,
+        "engine": view.engine,
+        "exact": view.weights is not None,
+        "pooled": list(view.pooled),
+        "batch": b,
+        "tokens": words,
+        "heads": [asdict(line) for line in lines if options.head in (None, line.head)],
+        "links": links,
+        "row": row,
+    }
+
+
+def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """What `_describe_call` said: a table of heads, the strongest links, a row."""
+    from regard.lens.doctor.report import SAID
+    from regard.lens.patterns import CALLED
+
+    sizes, mask, words = said["sizes"], said["mask"], said["tokens"]
+
+    def named(place: int) -> str:
+        return str(place) if words is None or not 0 <= place < len(words) else f"{place} {words[place]}"
+
+    out.print((said["title"], "bold"))
+    line = out.say(
+        "{heads} heads, {queries:,} queries × {keys:,} keys, mask: {mask}",
+        heads=sizes["heads"],
+        queries=sizes["queries"],
+        keys=sizes["keys"],
+        mask=SAID["ko"].get(mask, mask) if out.lang == "ko" else mask,
+    )
+    out.print(f"{sizes['batch']} × {line}" if sizes["batch"] > 1 else line)
+    if sizes["batch"] > 1:
+        out.print(out.say("shown: batch row {batch}", batch=options.batch or 0))
+    out.print()
+
+    titles = ("head", "entropy", "effective keys (1/Σw²)", "most received", "share", "patterns")
+    heads = [line for line in said["heads"] if line["batch"] == (options.batch or 0)]
+    rows = []
+    for line in heads[:MOST_HEADS]:
+        entropy, effective, share = (
+            "–" if line[name] is None else f"{line[name]:.3f}" for name in ("entropy", "effective", "share")
+        )
+        first, last = line["keys"] or (0, 0)
+        keys = "–" if line["keys"] is None else f"{first}–{last}" if last > first else named(first)
+        labels = ", ".join(CALLED[out.lang][label] for label in line["labels"])
+        if line["rest"] is not None:
+            labels += out.say(" (rest: {pattern})", pattern=CALLED[out.lang][line["rest"]])
+        rows.append([str(line["head"]), entropy, effective, keys, share, labels or "–"])
+    out.print(tables.text([out.say(title) for title in titles], rows, right=[0, 1, 2, 4]))
+    if len(heads) > MOST_HEADS:
+        out.print((out.say("… {shown} / {heads} heads; --json has all", shown=MOST_HEADS, heads=len(heads)), "dim"))
+    out.print()
+
+    if said["links"] is None:
+        out.print((out.say("Links need q and k: watch(model, keep='qk')"), "dim"))
+    else:
+        out.print((out.say("Strongest links"), "bold"))
+        start, rows = said["first_position"], []
+        for link in said["links"]:
+            at = None if start is None or words is None else start + link["query"]
+            word = f" {words[at]}" if at is not None and 0 <= at < len(words) else ""
+            key, weight = named(link["key"]), tables.number(link["weight"])
+            rows.append([str(link["head"]), f"{link['query']}{word}", key, weight])
+        headers = [out.say(title) for title in ("head", "query", "key", "weight")]
+        out.print(tables.text(headers, rows, right=[0, 3]) if rows else out.say("none"))
+
+    if said["row"] is not None:
+        row, rows = said["row"], []
+        out.print()
+        out.print((out.say("Query {query}, exact: its strongest keys", query=row["query"]), "bold"))
+        for head, weights in zip(row["heads"], row["weights"], strict=True):
+            best = sorted(range(len(weights)), key=lambda j: (-weights[j], j))[: options.top or LINKS]
+            exact = [f"{named(j)}: {tables.number(weights[j])}" for j in best if weights[j] > 0]
+            rows.append([str(head), ", ".join(exact)])
+        out.print(tables.text([out.say("head"), out.say("keys")], rows, right=[0]))

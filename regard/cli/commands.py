@@ -332,160 +332,133 @@ class Command:
     help: tuple[str, ...]
 
 
+def command(name: str, module: str, options: type[SpokenOptions], line: str, *paragraphs: str) -> Command:
+    """A row of the table."""
+    return Command(name, module, options, line, paragraphs)
+
+
 COMMANDS = (
-    Command(
-        "steps", "steps", StepsOptions,
+    command(
+        "steps", "attention", StepsOptions,
         "Attention step by step, with every number.",
-        (
-            "Attention step by step, with every number.",
-            "Without --input it runs the worked example 'The cat sat'. The one array of an .npy file is q, k and v.",
-            "Exit code: 0, or 1 if the weights fail their check (NaN, for example).",
-        ),
+        "Attention step by step, with every number.",
+        "Without --input it runs the worked example 'The cat sat'. The one array of an .npy file is q, k and v.",
+        "Exit code: 0, or 1 if the weights fail their check (NaN, for example).",
     ),
-    Command(
+    command(
         "look", "look", LookOptions,
         "What attention looks at, in a text or image.",
-        (
-            "Show what attention looks at: in a text or an image that a model reads, or in a file.",
-            "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
-            ".safetensors; the one array of an .npy is all three).",
-            "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
-            "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
-            "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
-            "--all ranks all tokens by weight alone.",
-            "To make a capture: --save run.regard, or in Python: with regard.watch(model) as seen: …; "
-            "seen.save('run.regard')",
-        ),
+        "Show what attention looks at: in a text or an image that a model reads, or in a file.",
+        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
+        ".safetensors; the one array of an .npy is all three).",
+        "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
+        "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
+        "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
+        "--all ranks all tokens by weight alone.",
+        "To make a capture: --save run.regard, or in Python: with regard.watch(model) as seen: …; "
+        "seen.save('run.regard')",
     ),
-    Command(
+    command(
         "serve", "serve", ServeOptions,
         "The explorer in a browser.",
-        (
-            "Explore every head of a model in a browser, on texts and images.",
-            "WHAT is a text, a text file, '-' for standard input, an image, or a capture (.regard). Several can be "
-            "compared.",
-            "The server answers this machine only, and needs the token in the printed URL: a new one each time, or "
-            "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
-        ),
+        "Explore every head of a model in a browser, on texts and images.",
+        "WHAT is a text, a text file, '-' for standard input, an image, or a capture (.regard). Several can be "
+        "compared.",
+        "The server answers this machine only, and needs the token in the printed URL: a new one each time, or "
+        "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
     ),
-    Command(
+    command(
         "doctor", "captures", DoctorOptions,
         "Find problems in a run's masks and numbers.",
-        (
-            "Find problems in the masks and numbers of a run.",
-            "To make a capture: with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "Exit code: 0, or 1 if there are errors; warnings and notes do not count.",
-        ),
+        "Find problems in the masks and numbers of a run.",
+        "To make a capture: with regard.watch(model) as seen: …; seen.save('run.regard')",
+        "Exit code: 0, or 1 if there are errors; warnings and notes do not count.",
     ),
-    Command(
+    command(
         "diff", "captures", DiffOptions,
         "Compare two captures.",
-        (
-            "Compare two captures: masks, kernels and the measures of every head.",
-            "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
-        ),
+        "Compare two captures: masks, kernels and the measures of every head.",
+        "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
     ),
-    Command(
+    command(
         "generate", "tasks", GenerateOptions,
         "Continue a prompt.",
-        (
-            "Continue a prompt. Encoder-decoder models transform it.",
-            "LLaVA and Idefics: give one PROMPT, and an --image for each <image> in it.",
-            f"PROMPT {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Continue a prompt. Encoder-decoder models transform it.",
+        "LLaVA and Idefics: give one PROMPT, and an --image for each <image> in it.",
+        f"PROMPT {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "fill", "tasks", FillOptions,
         "Predict the words at mask tokens.",
-        (
-            "Predict the words at the mask tokens of a text, with probabilities.",
-            f"TEXT holds the model's mask token, such as [MASK] or <mask>; {READS_PIPE}",
-        ),
+        "Predict the words at the mask tokens of a text, with probabilities.",
+        f"TEXT holds the model's mask token, such as [MASK] or <mask>; {READS_PIPE}",
     ),
-    Command(
+    command(
         "embed", "tasks", EmbedOptions,
         "Compute a vector for each text.",
-        (
-            "Compute a vector for each text, pooled as the checkpoint says, or the mean of its tokens.",
-            f"Without --model it uses all-MiniLM-L6-v2 of regard[demo]. TEXT {READS_PIPE}",
-        ),
+        "Compute a vector for each text, pooled as the checkpoint says, or the mean of its tokens.",
+        f"Without --model it uses all-MiniLM-L6-v2 of regard[demo]. TEXT {READS_PIPE}",
     ),
-    Command(
+    command(
         "classify", "tasks", ClassifyOptions,
         "Classify texts or images.",
-        (
-            "Classify texts or images, with probabilities.",
-            f"For image models TEXT is a path; {READS_PIPE} The labels are the checkpoint's; CLIP, and BLIP without a "
-            "head, need --labels.",
-        ),
+        "Classify texts or images, with probabilities.",
+        f"For image models TEXT is a path; {READS_PIPE} The labels are the checkpoint's; CLIP, and BLIP without a "
+        "head, need --labels.",
     ),
-    Command(
+    command(
         "caption", "tasks", CaptionOptions,
         "Describe images in words.",
-        (
-            "Describe images in words, one line each: BLIP, LLaVA, Idefics.",
-            f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Describe images in words, one line each: BLIP, LLaVA, Idefics.",
+        f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "answer", "tasks", AnswerOptions,
         "Answer questions about an image.",
-        (
-            "Answer questions about an image, one line each: BLIP, LLaVA, Idefics.",
-            "LLaVA and Idefics: a QUESTION that contains <image> is used as the whole prompt. "
-            f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
-        ),
+        "Answer questions about an image, one line each: BLIP, LLaVA, Idefics.",
+        "LLaVA and Idefics: a QUESTION that contains <image> is used as the whole prompt. "
+        f"IMAGE {READS_PIPE} {GENERATION_DEFAULTS}",
     ),
-    Command(
+    command(
         "match", "tasks", MatchOptions,
         "Score how well texts match an image.",
-        (
-            "Score how well texts match an image, best first.",
-            "CLIP and BLIP give the cosine of the two vectors, -1 to 1. BLIP trained for retrieval gives the "
-            f"probability that the two belong together. IMAGE {READS_PIPE}",
-        ),
+        "Score how well texts match an image, best first.",
+        "CLIP and BLIP give the cosine of the two vectors, -1 to 1. BLIP trained for retrieval gives the "
+        f"probability that the two belong together. IMAGE {READS_PIPE}",
     ),
-    Command(
+    command(
         "features", "tasks", FeaturesOptions,
         "Patch vectors of an image, as a map.",
-        (
-            "Patch vectors of an image, as a map, for detection, segmentation or search.",
-            f"--out writes the map, (channels, rows, columns). IMAGE {READS_PIPE}",
-        ),
+        "Patch vectors of an image, as a map, for detection, segmentation or search.",
+        f"--out writes the map, (channels, rows, columns). IMAGE {READS_PIPE}",
     ),
-    Command(
-        "verify", "models", VerifyOptions,
+    command(
+        "verify", "tasks", VerifyOptions,
         "Compare a model's results with transformers'.",
-        (
-            "Check that regard computes the same as transformers with this model, on this machine.",
-            "Compares token ids, hidden states of every layer, attention weights, logits and greedy text, and tells "
-            "rounding from bugs. Image models (ViT, Swin, CLIP, BLIP, LLaVA, Idefics) are compared on generated "
-            "images. Needs pip install transformers.",
-            "Exit code: 0 if the same up to rounding, 1 if not.",
-        ),
+        "Check that regard computes the same as transformers with this model, on this machine.",
+        "Compares token ids, hidden states of every layer, attention weights, logits and greedy text, and tells "
+        "rounding from bugs. Image models (ViT, Swin, CLIP, BLIP, LLaVA, Idefics) are compared on generated "
+        "images. Needs pip install transformers.",
+        "Exit code: 0 if the same up to rounding, 1 if not.",
     ),
-    Command(
+    command(
         "mask", "mask", MaskOptions,
         "Draw who may look at whom.",
-        (
-            "Draw who may look at whom.",
-            "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
-            "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
-            "queries([indices]), blocks, random_blocks, dense; combined with &, | and ~.",
-            "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
-        ),
+        "Draw who may look at whom.",
+        "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
+        "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
+        "queries([indices]), blocks, random_blocks, dense; combined with &, | and ~.",
+        "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
     ),
-    Command(
-        "cost", "cost", CostOptions,
+    command(
+        "cost", "attention", CostOptions,
         "Count the operations and bytes of attention.",
-        (
-            "Count the operations and bytes of attention, beside an RNN and a CNN.",
-            "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
-        ),
+        "Count the operations and bytes of attention, beside an RNN and a CNN.",
+        "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
     ),
-    Command(
-        "backends", "cost", BackendsOptions,
+    command(
+        "backends", "attention", BackendsOptions,
         "Which backends can run a call, and why not.",
-        ("Show which backends can run a call, how, or why not, and which one 'auto' takes.",),
+        "Show which backends can run a call, how, or why not, and which one 'auto' takes.",
     ),
 )  # fmt: skip

@@ -1,40 +1,62 @@
 """`regard look`: what attention looked at, in a text or image that a model reads, in a capture, or in q, k and v.
 
-Arrays and captures are read and printed here; look_text.py has texts, look_image.py images.
+Texts and whole captures are shown here; look_image.py shows images, captures.py one call of attention.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard import tables
-from regard.cli.captures import read_session
-from regard.cli.commands import LookOptions
-from regard.cli.files import (
+from regard.cli import look_image
+from regard.cli.captures import read_session, show_arrays, show_module
+from regard.cli.commands import Lang, LookOptions
+from regard.cli.inputs import (
     ARRAY_SUFFIXES,
-    FIGURE_SUFFIXES,
     MOST_PIPED,
     as_text,
-    check_output,
+    check_device,
+    chosen_layer,
     is_file,
     is_image,
-    read_arrays,
+    look_model,
     read_one,
     read_stdin,
-    write_figure,
+    require_texts,
 )
-from regard.cli.terminal import Terminal, print_json
+from regard.cli.outputs import (
+    FIGURE_SUFFIXES,
+    LINKS,
+    PIPE,
+    Part,
+    Terminal,
+    check_output,
+    describe_atlas,
+    fit,
+    print_atlas,
+    print_json,
+    shade,
+    write_figure,
+    write_session,
+)
+from regard.locale import translate
+from regard.session.labels import find_word, is_word, shown, spelled, word_numbers
+from regard.tables import pad, width
 
 if TYPE_CHECKING:
-    from regard.lens.capture import Capture
-    from regard.lens.view import View
+    from regard.session.protocol import Opening
+    from regard.session.ranking import Layer
     from regard.session.session import Session
 
-LINKS = 8  # unless --top says otherwise
-LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
-MOST_HEADS = 64  # lines of a table
+VERSION = 1
+DEMO = "all-MiniLM-L6-v2"
+MOST_TOKENS = 160  # in the list
+MOST_UNKNOWN = 8  # unknown words that are named
+WINDOW = 320  # words of a row that are drawn
+BAR = 30  # cells of a weight of 1
+FAINT = 0.02  # of the largest weight: below it, a word has no colour
 TAKES = (
     f"look takes a text, q, k and v in {', '.join(ARRAY_SUFFIXES)}, an image, or a saved capture such as run.regard; "
     "--file reads a text from a file"
@@ -49,8 +71,6 @@ OF_IMAGES = ("at", "no_photo")
 
 def look(options: LookOptions) -> None:
     """Print what attention looks at, and write the files that were asked for."""
-    from regard.cli import look_image, look_text
-
     # 1. What is wrong with the options alone.
     check_output(options.figure, "--figure", FIGURE_SUFFIXES)
     check_output(options.save, "--save", (".regard",))
@@ -81,8 +101,8 @@ def look(options: LookOptions) -> None:
         _refuse(options, OF_IMAGES, "for images; this is none")
         _refuse(options, OF_ARRAYS + OF_FILES, "for files; for a text there are --layer, --head and --token")
         text = read_one(what, text_file) if piped is None else as_text(piped)
-        session, length = look_text.read_text(text, options)
-        look_text.show_text(session, options, length)
+        session, length = read_text(text, options)
+        show_text(session, options, length)
         return
 
     # 4. Arrays.
@@ -92,287 +112,138 @@ def look(options: LookOptions) -> None:
         _refuse(options, OF_IMAGES, "for images; this is none")
         _refuse(options, ("layer", "call"), "for captures; q, k and v are one call")
         _refuse(options, OF_TOKENS, "for texts and captures; q, k and v have no words")
-        _show_call(_call_of_arrays(file, options), options)
+        show_arrays(file, options)
         return
 
     # 5. A capture: of an image, with tokens, of one module, or as a whole.
     _refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
     session = read_session(file)
-    if session.frames and _given(options, ("at", "token", "html", "save", "no_photo")):
+    if session.frames and _typed(options, ("at", "token", "html", "save", "no_photo")):
         _refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
         look_image.show_image(session, options, None)
         return
     _refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
-    if _given(options, OF_TOKENS):
+    if _typed(options, OF_TOKENS):
         _refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
-        look_text.show_text(session, options)
+        show_text(session, options)
     elif options.layer is None:
-        if given := _given(options, ("head", "top", *OF_FILES)):
-            verb = "needs" if len(given) == 1 else "need"
-            raise ValueError(f"{', '.join(given)} {verb} --layer: which module of the capture")
+        if names := _typed(options, ("head", "top", *OF_FILES)):
+            verb = "needs" if len(names) == 1 else "need"
+            raise ValueError(f"{', '.join(names)} {verb} --layer: which module of the capture")
         _show_capture(session, file, options)
     else:
-        _show_call(_call_of_capture(file, session.capture, options.layer, options), options)
+        show_module(file, session.capture, options.layer, options)
 
 
-def _given(options: LookOptions, names: tuple[str, ...]) -> list[str]:
+def _typed(options: LookOptions, names: tuple[str, ...]) -> list[str]:
     """Which of these options were given, as they are typed."""
     return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False, ())]
 
 
 def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
-    if given := _given(options, names):
-        raise ValueError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} {why}")
+    if typed := _typed(options, names):
+        raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
 
 
-# ------------------------------------------------------------------------------------------------ one call of attention
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True)
-class _AttentionCall:
-    """One call of attention: where it comes from, its mask in words and its labels per batch row."""
+def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
+    """Let a model read a text: the session, and the number of tokens of the text before it was cut."""
+    from regard.models.text import TextModel
+    from regard.session.session import default_model, look_at
 
-    view: View
-    title: str
-    mask: str
-    tokens: list[list[str]] | None = None
-
-
-def _call_of_arrays(file: Path, options: LookOptions) -> _AttentionCall:
-    from regard.cli.mask import read_mask
-    from regard.lens.display import plain
-    from regard.lens.look import look
-    from regard.lens.measures.measures import MAP_SIZE, NAMES
-
-    if options.causal and options.mask is not None:
-        raise ValueError(f"--causal and --mask exclude each other; write --mask 'causal & ({options.mask})'")
-    arrays = read_arrays(file, (("q", "k", "v"),), LARGEST)
-    spec = "causal" if options.causal else options.mask
-    mask = None if spec is None else read_mask(spec)
-    size, top = options.size or MAP_SIZE, options.top or LINKS
-    view = look(**arrays, mask=mask, scale=options.scale, measures=NAMES, size=size, top=top)
-    return _AttentionCall(plain(view), str(file), "none" if mask is None else repr(mask))
+    if not text.strip():
+        raise ValueError("there is nothing to look at: the text is empty")
+    check_device(options.device or "cpu")
+    name = str(default_model()) if options.model is None else options.model
+    model = look_model(name, options)
+    require_texts(model, text, f"regard look photo.jpg --model {name}")
+    length = int(model.tokenizer.batch([text]).ids.shape[1])
+    limit = model.max_positions if isinstance(model, TextModel) else None
+    if limit is not None and length > limit and not options.truncate:
+        raise ValueError(
+            f"the text has {length:,} tokens, and {model.family.title} takes at most {limit:,} here: "
+            "shorten it, or cut it with --truncate"
+        )
+    session = look_at(text, model, truncate=options.truncate)
+    return session if options.model is not None else replace(session, name=DEMO), length
 
 
-def _call_of_capture(file: Path, capture: Capture, layer: str, options: LookOptions) -> _AttentionCall:
-    """One module, by its number or its path; LookupError for a map of a size that cannot be made any more."""
-    from regard.lens.display import plain
+def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
+    """The layers of --layer, and the tokens of --token: a number, or a word, which may occur several times."""
+    from regard.session.ranking import layers_of
 
-    path, names, call = layer, capture.names, options.call
-    if layer not in capture and layer.isascii() and layer.isdigit():
-        if not int(layer) < len(names):
-            raise ValueError(f"--layer {layer} is out of range: the capture has {len(names)} modules, counted from 0")
-        path = names[int(layer)]
-    view = plain(capture[path] if call is None else capture[path, call])
-    if options.size is not None:
-        view = replace(view, size=options.size, held=view.held | {"map": view.map(options.size)})
-    calls = capture.calls(path)
-    used = calls if call is None else [calls[call]]
-    masks = dict.fromkeys(record.facts.mask for record in used if record.facts is not None)
-    number = "" if call is None else f"[{call}]"
-    return _AttentionCall(view, f"{file}: {path or '(model)'}{number}", "; ".join(masks) or "–", capture.tokens)
-
-
-def _show_call(call: _AttentionCall, options: LookOptions) -> None:
-    said = {"title": call.title, "mask": call.mask} | describe_call(call.view, options, call.tokens)
-    head = options.head or 0
-    if options.figure is not None:
-        from regard.lens.display import view_figure
-
-        write_figure(view_figure(call.view, batch=options.batch or 0, head=head, tokens=said["tokens"]), options.figure)
-    if options.json:
-        print_json({**said, "figure": options.figure})
-        return
-    out = Terminal(options.lang)
-    print_call(said, options, out)
-    if options.figure is not None:
-        out.print(out.say("Figure: {path}", path=options.figure), (out.say("   head {head}", head=head), "dim"))
+    layers = layers_of(session)
+    if not layers:
+        session.capture.summary()  # which raises, and says what is known about why
+    layer, labels, wanted = chosen_layer(layers, options), session.tokens, options.token
+    layers = layers if layer is None else [layer]
+    if wanted is None:
+        return layers, None
+    if wanted.isascii() and wanted.isdigit():
+        if int(wanted) >= len(labels):
+            raise IndexError(f"--token {wanted} is out of range: there are {len(labels):,} tokens, counted from 0")
+        return layers, [int(wanted)]
+    tokens = [place for run in find_word(labels, wanted) for place in run]
+    if not tokens:
+        raise ValueError(f"--token {wanted!r} is not in the text; without --token its tokens are listed with numbers")
+    return layers, tokens
 
 
-def describe_call(view: View, options: LookOptions, tokens: list[list[str]] | None) -> dict[str, Any]:
-    """What is said of a view, in values that JSON holds.
+# -------------------------------------------------------------------------------------------------------------- values
 
-    >>> import torch
-    >>> from regard.lens.look import look
-    >>> x = torch.zeros(1, 2, 3, 4)
-    >>> said = describe_call(look(x, x, x), LookOptions(head=1, row=0), None)
-    >>> said["sizes"], [line["head"] for line in said["heads"]], len(said["row"]["weights"])
-    ({'batch': 1, 'heads': 2, 'queries': 3, 'keys': 3}, [1], 1)
 
-    Args:
-        view: with axes (B, H, …), on torch.
-        options: batch row, head, row and number of links.
-        tokens: labels per batch row.
+def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
+    """What is said of a session, in values that JSON holds."""
+    from regard.explorer.answers import head as head_answer
+    from regard.session.ranking import obstacle, strongest
+    from regard.session.sentences import WARNING
 
-    Raises:
-        IndexError: for a batch row, head or query that is not there.
-        LookupError: for a row or links that need q and k where they were not kept.
-    """
-    from regard.lens.display import describe_heads, strongest_links
-
-    batch, heads, nq, nk = view.sizes
-    for name, index, count in (("--batch", options.batch, batch), ("--head", options.head, heads)):
-        if index is not None and not 0 <= index < count:
-            raise IndexError(f"{name} {index} is out of range: there are {count}, counted from 0")
-    b = options.batch or 0
-    lines = [line for n in (range(batch) if options.batch is None else [b]) for line in describe_heads(view, n)]
-    words = None  # labels of the keys, where there are as many
-    if tokens is not None and len(tokens) in (1, batch):
-        labels = tokens[b if len(tokens) > 1 else 0]
-        words = labels if len(labels) == nk else None
-    # Where query 0 stands among the keys; unknown in cross-attention, and where it differs by batch row.
-    offset, first_position = view.place.offset, None
-    if view.kind != "cross" and (offset is None or isinstance(offset, int)):
-        first_position = nk - nq if offset is None else offset
-    links = None
-    try:
-        found = strongest_links(view, batch=b, head=options.head, count=options.top or LINKS)
-        links = [link._asdict() for link in found]
-    except LookupError:
-        if options.top is not None:
-            raise
-    row = None
-    if options.row is not None:
-        weights = view.row(options.row)[b].tolist()  # (H, Nk)
-        chosen = list(range(len(weights))) if options.head is None else [options.head]
-        row = {"query": options.row % nq, "heads": chosen, "weights": [weights[h] for h in chosen]}
+    (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
+    why = obstacle(layers, tokens)
+    links: list[dict[str, Any]] | None = None
+    if why is None:
+        count = options.top or LINKS
+        ranked = strongest(session, layers, count=count, head=head, queries=tokens, every=options.all)
+        links = [{**link._asdict(), "words": [words[link.query], words[link.key]]} for link in ranked]
+    card = None
+    if head is not None:
+        answer = head_answer(session, layers[0].index, head, options.lang)
+        numbers, patterns = dict(answer["numbers"]), dict(answer["patterns"])
+        card = {"sentence": answer["sentence"], "numbers": numbers, "patterns": patterns}
     return {
-        "sizes": {"batch": batch, "heads": heads, "queries": nq, "keys": nk},
-        "kind": view.kind,
-        "first_position": first_position,
-        "engine": view.engine,
-        "exact": view.weights is not None,
-        "pooled": list(view.pooled),
-        "batch": b,
-        "tokens": words,
-        "heads": [asdict(line) for line in lines if options.head in (None, line.head)],
+        "version": VERSION,
+        "name": session.name,
+        "text": session.text,
+        "tokens": list(words),
+        "chosen": tokens,
+        **describe_atlas(session, layers, options.measure),
+        "ranking": "weight" if options.all else "far",
         "links": links,
-        "row": row,
+        "obstacle": why,
+        "row": None if tokens is None else _exact_row(layers, head, tokens[0], links or []),
+        "head": card,
+        "warning": translate(WARNING, options.lang),
     }
 
 
-def print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
-    """Print what `describe_call` said, under a title and a mask: a table of heads, the strongest links, a row.
-
-    >>> import torch
-    >>> from regard.lens.look import look
-    >>> x, options = torch.eye(2).view(1, 1, 2, 2), LookOptions(top=1)
-    >>> said = {"title": "eye.npy", "mask": "none"} | describe_call(look(x, x, x), options, None)
-    >>> print_call(said, options, Terminal())
-    eye.npy
-    1 heads, 2 queries × 2 keys, mask: none
-    <BLANKLINE>
-    head  entropy  effective keys (1/Σw²)  most received  share  patterns
-    ────  ───────  ──────────────────────  ─────────────  ─────  ───────────────────
-       0    0.634                   1.793  0              0.500  uniform, own, first
-    <BLANKLINE>
-    Strongest links
-    head  query  key  weight
-    ────  ─────  ───  ──────
-       0  0      0    0.6698
-    """
-    from regard.lens.doctor import SAID
-
-    sizes, mask = said["sizes"], said["mask"]
-    out.print((said["title"], "bold"))
-    line = out.say(
-        "{heads} heads, {queries:,} queries × {keys:,} keys, mask: {mask}",
-        heads=sizes["heads"],
-        queries=sizes["queries"],
-        keys=sizes["keys"],
-        mask=SAID["ko"].get(mask, mask) if out.lang == "ko" else mask,
-    )
-    out.print(f"{sizes['batch']} × {line}" if sizes["batch"] > 1 else line)
-    if sizes["batch"] > 1:
-        out.print(out.say("shown: batch row {batch}", batch=options.batch or 0))
-    out.print()
-    _print_heads([line for line in said["heads"] if line["batch"] == (options.batch or 0)], said["tokens"], out)
-    out.print()
-    _print_links(said, out)
-    if said["row"] is None:
-        return
-    row, words = said["row"], said["tokens"]
-    out.print()
-    out.print((out.say("Query {query}, exact: its strongest keys", query=row["query"]), "bold"))
-    rows = []
-    for head, weights in zip(row["heads"], row["weights"], strict=True):
-        best = sorted(range(len(weights)), key=lambda j: (-weights[j], j))[: options.top or LINKS]
-        keys = [f"{_named(j, words)}: {tables.number(weights[j])}" for j in best if weights[j] > 0]
-        rows.append([str(head), ", ".join(keys)])
-    out.print(tables.text([out.say("head"), out.say("keys")], rows, right=[0]))
+def _exact_row(layers: list[Layer], head: int | None, token: int, links: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The exact row of a token in the chosen head, or of the first link in its head."""
+    layer = layers[0]
+    if head is None:
+        if not links:
+            return None
+        layer = next(layer for layer in layers if layer.index == links[0]["layer"])
+        head, token = links[0]["head"], links[0]["query"]
+    if layer.start is None or not 0 <= token - layer.start < layer.view.sizes[2]:
+        raise LookupError(f"token {token} is no query in layer {layer.index}: its queries are not tokens of this text")
+    weights = layer.view.row(token - layer.start)[0, head]  # (Nk,); LookupError without q and k
+    return {"layer": layer.index, "head": head, "token": token, "weights": weights.tolist()}
 
 
-def _print_heads(lines: list[dict[str, Any]], words: list[str] | None, out: Terminal) -> None:
-    from regard.lens.patterns import CALLED
-
-    titles = ("head", "entropy", "effective keys (1/Σw²)", "most received", "share", "patterns")
-    rows = []
-    for line in lines[:MOST_HEADS]:
-        entropy, effective, share = (
-            "–" if line[name] is None else f"{line[name]:.3f}" for name in ("entropy", "effective", "share")
-        )
-        first, last = line["keys"] or (0, 0)
-        keys = "–" if line["keys"] is None else f"{first}–{last}" if last > first else _named(first, words)
-        labels = ", ".join(CALLED[out.lang][label] for label in line["labels"])
-        if line["rest"] is not None:
-            labels += out.say(" (rest: {pattern})", pattern=CALLED[out.lang][line["rest"]])
-        rows.append([str(line["head"]), entropy, effective, keys, share, labels or "–"])
-    out.print(tables.text([out.say(title) for title in titles], rows, right=[0, 1, 2, 4]))
-    if len(lines) > MOST_HEADS:
-        out.print((out.say("… {shown} / {heads} heads; --json has all", shown=MOST_HEADS, heads=len(lines)), "dim"))
-
-
-def _print_links(said: dict[str, Any], out: Terminal) -> None:
-    if said["links"] is None:
-        out.print((out.say("Links need q and k: watch(model, keep='qk')"), "dim"))
-        return
-    out.print((out.say("Strongest links"), "bold"))
-    words, start = said["tokens"], said["first_position"]
-    rows = []
-    for link in said["links"]:
-        at = None if start is None or words is None else start + link["query"]
-        word = f" {words[at]}" if at is not None and 0 <= at < len(words) else ""
-        key = _named(link["key"], words)
-        rows.append([str(link["head"]), f"{link['query']}{word}", key, tables.number(link["weight"])])
-    titles = [out.say(title) for title in ("head", "query", "key", "weight")]
-    out.print(tables.text(titles, rows, right=[0, 3]) if rows else out.say("none"))
-
-
-def _named(place: int, words: list[str] | None) -> str:
-    return str(place) if words is None or not 0 <= place < len(words) else f"{place} {words[place]}"
-
-
-# ----------------------------------------------------------------------------------------------------- a whole capture
-
-
-def _show_capture(session: Session, file: Path, options: LookOptions) -> None:
-    from regard.cli.look_text import describe_text, print_sections
-
-    capture = session.capture
-    if not capture.names:
-        capture.summary(options.lang)  # which raises, and says what is known about why
-    if options.figure is not None:
-        from regard.lens.display import atlas_figure
-
-        write_figure(atlas_figure(capture), options.figure)
-    if options.json:
-        print_json({"title": file, **_describe_capture(capture), "figure": options.figure})
-        return
-    out = Terminal(options.lang)
-    title, *rest = capture.summary(options.lang).split("\n")
-    out.print((title, "bold"), (out.say("   written {written}", written=capture.origin["written"]), "dim"))
-    out.print("\n".join(rest))
-    out.print()
-    bare = LookOptions(lang=options.lang)
-    print_sections(describe_text(session, bare), bare, out)
-    out.print()
-    out.print((out.say("--layer N shows the heads of one module"), "dim"))
-    if options.figure is not None:
-        out.print(out.say("Figure: {path}", path=options.figure))
-
-
-def _describe_capture(capture: Capture) -> dict[str, Any]:
-    modules = []
+def _describe_capture(session: Session) -> dict[str, Any]:
+    capture, modules = session.capture, []
     for number, name in enumerate(capture.names):
         calls = capture.calls(name)
         views = [record.view for record in calls if record.view is not None]
@@ -392,3 +263,219 @@ def _describe_capture(capture: Capture) -> dict[str, Any]:
         )
     origin = {name: capture.origin[name] for name in ("regard", "torch", "written")}
     return {"model": capture.model, **origin, "modules": modules, "unseen": capture.unseen, "tokens": capture.tokens}
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def show_text(session: Session, options: LookOptions, length: int | None = None) -> None:
+    """Print a session of a text, or its JSON, and write the files; `length`: tokens of the text before it was cut."""
+    said = describe_text(session, options)
+    if options.figure is not None:
+        from regard.lens.display import atlas_figure, view_figure
+
+        if options.layer is None:
+            figure = atlas_figure(session.capture, said["measure"])
+        else:
+            view, words = session.layers[said["layers"][0]["index"]].view, list(session.tokens)
+            labels = words if any(words) and view.sizes[3] == len(words) else None
+            figure = view_figure(view, batch=0, head=options.head, tokens=labels)
+        write_figure(figure, options.figure)
+    kept = session if options.html is None else replace(session, opening=_opening(session, options, said))
+    written = write_session(kept, options)
+    tokens, layers = len(session.tokens), said["layers"]
+    cut = length is not None and length > tokens
+    if options.json:
+        print_json({**said, "cut_from": length if cut else None, **written})
+        return
+    out = Terminal(options.lang)
+    sizes = {"tokens": tokens, "layers": len(layers), "heads": sum(layer["heads"] for layer in layers)}
+    size = (
+        out.say("   {tokens:,} tokens, {layers} layer, {heads} heads", **sizes)
+        if len(layers) == 1
+        else out.say("   {tokens:,} tokens, {layers} layers, {heads} heads", **sizes)
+    )
+    family = "" if session.model is None else f" ({session.model.family.title})"
+    out.print((session.name + family, "bold"), (size, "dim"))
+    if cut:
+        out.print((out.say("cut: the first {kept:,} of {length:,} tokens", kept=tokens, length=length), "yellow"))
+    if unknown := unknown_words(session, options.lang):
+        out.print((unknown, "yellow"))
+    out.print()
+    print_sections(said, options, out)
+    out.name_files(**written)
+
+
+def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
+    """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
+    from regard.session.ranking import obstacle, strongest
+
+    (layers, tokens), row, links = _focus(session, options), said["row"], said["links"] or []
+    link = links[0] if links else None
+    if row is not None:
+        at = {"layer": row["layer"], "head": row["head"], "query": row["token"]}
+        link = next((link for link in links if at.items() <= link.items()), at | {"key": None})
+    elif link is None and tokens is not None and obstacle(layers, tokens) is None:
+        # The token is no word: its strongest link of all tokens.
+        every = strongest(session, layers, count=1, head=options.head, queries=tokens, every=True)
+        link = every[0]._asdict() if every else None
+    if link is not None:
+        start = next(layer.start for layer in layers if layer.index == link["layer"])
+        return {"layer": link["layer"], "head": link["head"], "token": link["query"] - (start or 0), "key": link["key"]}
+    if options.layer is None:
+        return None
+    return {"layer": layers[0].index, "head": options.head or 0, "token": None, "key": None}
+
+
+def _show_capture(session: Session, file: Path, options: LookOptions) -> None:
+    capture = session.capture
+    if not capture.names:
+        capture.summary(options.lang)  # which raises, and says what is known about why
+    if options.figure is not None:
+        from regard.lens.display import atlas_figure
+
+        write_figure(atlas_figure(capture), options.figure)
+    if options.json:
+        print_json({"title": file, **_describe_capture(session), "figure": options.figure})
+        return
+    out = Terminal(options.lang)
+    title, *rest = capture.summary(options.lang).split("\n")
+    out.print((title, "bold"), (out.say("   written {written}", written=capture.origin["written"]), "dim"))
+    out.print("\n".join(rest))
+    out.print()
+    bare = LookOptions(lang=options.lang)
+    print_sections(describe_text(session, bare), bare, out)
+    out.print()
+    out.print((out.say("--layer N shows the heads of one module"), "dim"))
+    out.name_files(figure=options.figure)
+
+
+def unknown_words(session: Session, lang: Lang) -> str | None:
+    """How many tokens of a session's text are unknown to its model, and which; None for none, or without a model."""
+    if session.model is None or session.text is None:
+        return None
+    tokenizer = session.model.tokenizer
+    if (unk := tokenizer.ids_of.unk) is None:
+        return None
+    (sign,), read = tokenizer.tokens([unk]), tokenizer.encode(session.text)
+    spans = [span for number, span in zip(read.ids, read.offsets, strict=True) if number == unk and span is not None]
+    words = [word for start, end in spans if (word := session.text[start:end]) != sign]  # [UNK] as typed is known
+    if not words:
+        return None
+    some = ", ".join(words[:MOST_UNKNOWN]) + (" …" if len(words) > MOST_UNKNOWN else "")
+    values: dict[str, object] = {"count": len(words), "tokens": len(read.ids), "sign": sign, "words": some}
+    if len(words) == 1:
+        return translate("{count:,} of {tokens:,} tokens is unknown to this model ({sign}): {words}", lang, **values)
+    return translate("{count:,} of {tokens:,} tokens are unknown to this model ({sign}): {words}", lang, **values)
+
+
+def print_sections(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """Print what `describe_text` said: the tokens, the links, a row, and the atlas unless one head is looked at."""
+    labels = said["tokens"]
+    _print_tokens(labels, said["chosen"] or [], out)
+    out.print()
+    if said["row"] is None or options.head is None:
+        if said["links"] is None:
+            why = {
+                "weights": "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)",
+                "length": "The text is too long to rank all links: name a token or a layer (--token, --layer)",
+            }[said["obstacle"]]
+            out.print((out.say(why), "dim"))
+        else:
+            title = "Strongest links of all tokens" if options.all else "Strongest links of words"
+            order = ", by weight" if options.all else ", far before near (see --help)"
+            out.print((out.say(title), "bold"), (out.say(order), "dim"))
+            _print_links(said["links"], labels, out)
+        out.print()
+    if said["row"] is not None:
+        _print_row(said["row"], labels, options.top or LINKS, out)
+        out.print()
+    if said["head"] is not None:
+        out.print(said["head"]["sentence"])
+    else:
+        print_atlas(said, out)
+    out.print()
+    out.print((said["warning"], "italic"))
+
+
+def _print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
+    """The tokens with their numbers, the chosen ones marked, those that are no words dimmed."""
+    items = []
+    for n, label in enumerate(labels[:MOST_TOKENS]):
+        style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
+        text = f"›{shown(label)}‹" if n in chosen and not out.coloured else shown(label)
+        items.append([(f"{n}", "dim"), (f" {text}" if text else "", style)])
+    out.print((out.say("Tokens"), "bold"))
+    for line in fit(items, out.room or PIPE, "  ", "  "):
+        out.print(*line)
+    if (more := len(labels) - MOST_TOKENS) > 0:
+        out.print((out.say("  … and {more:,} more; --json has all", more=more), "dim"))
+
+
+def token_name(labels: Sequence[str], place: int) -> str:
+    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
+
+    >>> labels = ["the", "token", "##ization"]
+    >>> token_name(labels, 0), token_name(labels, 2), token_name(["", ""], 1)
+    ('the', 'tokenization[##ization]', '1')
+    """
+    piece = shown(labels[place])
+    if not piece:
+        return str(place)
+    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
+    numbers = word_numbers([labels[n] for n in near])
+    own = numbers[place - near.start]
+    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
+    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
+
+
+def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) -> None:
+    """Links, one a line: `it → animal  0.68  (layer 3, head 1)  0 → 1`."""
+    if not links:
+        out.print("  ", out.say("none"))
+        return
+    pairs = [f"{token_name(labels, link['query'])} → {token_name(labels, link['key'])}" for link in links]
+    heads = [out.say("(layer {layer}, head {head})", layer=link["layer"], head=link["head"]) for link in links]
+    wide, wide_head = max(map(width, pairs)), max(map(width, heads))
+    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + wide_head + 10 > out.room:
+        heads = [f"L{link['layer']} H{link['head']}" for link in links]
+        wide = max(0, min(wide, out.room - 18))
+    for n, (pair, head, link) in enumerate(zip(pairs, heads, links, strict=True)):
+        weight = (f"{link['weight']:.2f}", shade(link["weight"]) if out.coloured else "")
+        parts: list[Part] = ["  ", (pad(pair, wide), "" if n else "bold"), "  ", weight, "  "]
+        parts += [head] if narrow else [pad(head, wide_head), (f"  {link['query']} → {link['key']}", "dim")]
+        out.print(*parts)
+
+
+def _print_row(row: dict[str, Any], labels: list[str], count: int, out: Terminal) -> None:
+    """What one token looks at in one head, exactly: every word with its weight as its shade, then the largest."""
+    token, weights = row["token"], row["weights"]
+    values = {"token": f"{token} {shown(labels[token])}".rstrip(), "layer": row["layer"], "head": row["head"]}
+    out.print((out.say("Exact row of {token} (layer {layer}, head {head})", **values), "bold"))
+    start = max(0, min(token - WINDOW // 2, len(weights) - WINDOW))
+    seen = range(start, min(len(weights), start + WINDOW))
+    high = max(weights, default=0.0) or 1.0
+
+    def word(n: int) -> list[tuple[str, str]]:
+        text, weight, own = shown(labels[n]) or str(n), weights[n], n == token
+        if out.coloured:
+            warm = shade(weight / high) if weight / high >= FAINT else ""
+            return [(text, f"bold underline {warm}".strip() if own else warm)]
+        amount = f"({weight:.2f})".replace("0.", ".") if weight >= 0.01 else ""
+        return [((f"›{text}‹" if own else text) + amount, "")]
+
+    for line in fit([word(n) for n in seen], out.room or PIPE, "  "):
+        out.print(*line)
+    if len(seen) < len(weights):
+        part = f"{seen.start}–{seen.stop - 1}"
+        out.print((out.say("  tokens {part} of {count:,}", part=part, count=len(weights)), "dim"))
+    out.print()
+    best = sorted(range(len(weights)), key=lambda n: (-weights[n], n))[:count]
+    best = [n for n in best if weights[n] > 0]
+    digits = max((len(str(n)) for n in best), default=0)
+    names = [f"{n:>{digits}} {shown(labels[n])}".rstrip() for n in best]
+    wide = max(map(width, names), default=0)
+    for n, name in zip(best, names, strict=True):
+        eighths = round(8 * BAR * min(weights[n], 1.0))  # so that small weights differ too
+        drawn = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+        out.print(f"  {pad(name, wide)}  {weights[n]:.3f}  ", (drawn, "cyan"))

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import Lang, LookOptions
-from regard.cli.files import write_figure
-from regard.cli.look_text import LINKS, check_head, describe_heads, find_layer, print_written, write_session
-from regard.cli.models import check_device
-from regard.cli.terminal import PIPE, Part, Terminal, bar, colour_of, print_atlas, print_json
+from regard.cli.inputs import check_device, chosen_layer, look_model
+from regard.cli.outputs import (
+    LINKS,
+    PIPE,
+    Part,
+    Terminal,
+    colour_of,
+    describe_atlas,
+    print_atlas,
+    print_json,
+    write_figure,
+    write_session,
+)
 from regard.locale import catalogue, translate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from regard.data.image_processing import ImageTransforms, Step
+    from regard.data.image_processing import ImageTransforms
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
-    from regard.session.heads import Layer
-    from regard.session.protocol import Opening
+    from regard.session.ranking import Layer, SeenLayer
     from regard.session.session import Session
 
 VERSION = 1
@@ -37,11 +44,7 @@ IMAGE = "(?:picture|image)"
 
 
 def read_place(at: str | None) -> tuple[float, float] | None:
-    """A place in the image: "120,300" is 120 pixels down and 300 across. Raises ValueError for anything else.
-
-    >>> read_place("120,300.5")
-    (120.0, 300.5)
-    """
+    """A place in the image: "120,300" is 120 pixels down and 300 across. Raises ValueError for anything else."""
     if at is None:
         return None
     try:
@@ -52,31 +55,17 @@ def read_place(at: str | None) -> tuple[float, float] | None:
 
 
 def read_image(image: str | bytes, options: LookOptions) -> Session:
-    """Let a model look at an image, a path or a file's bytes.
-
-    >>> read_image("photo.jpg", LookOptions())
-    Traceback (most recent call last):
-        ...
-    ValueError: an image needs a model that reads images: --model DIR, or a hub id such as \
---model facebook/dinov2-small
-
-    Raises:
-        ValueError: without a model, for an unknown device, and as `look_at_image`.
-    """
+    """Let a model look at an image, a path or a file's bytes."""
     from regard.data.images import peek_image
-    from regard.models.loading import load
     from regard.session.session import look_at_image
 
     if options.model is None:
         raise ValueError(
             "an image needs a model that reads images: --model DIR, or a hub id such as --model facebook/dinov2-small"
         )
-    device = options.device or "cpu"
-    check_device(device)
+    check_device(options.device or "cpu")
     source, _ = peek_image(image)  # refuses other files before a model is loaded, which takes long
-    with bar("/".join(Path(options.model).parts[-2:])) as tick:
-        model = load(options.model, device=device, ignore=options.ignore, progress=tick)
-    return look_at_image(source, model, text=options.text)
+    return look_at_image(source, look_model(options.model, options), text=options.text)
 
 
 @dataclass(frozen=True)
@@ -96,27 +85,31 @@ class _ImageFocus:
 
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
+    from regard.lens.placement import ImagePatches, find_token
     from regard.session.heads import last_that_looks
 
     layers = list(session.layers)
-    if options.head is not None and options.layer is None:
-        raise ValueError(f"--head {options.head} needs --layer: each layer has heads of its own")
+    chosen = chosen_layer(layers, options)
     if options.token is not None and at is not None:
         raise ValueError(f"--token {options.token} and --at exclude each other")
-    if options.layer is not None:
-        chosen = find_layer(layers, options.layer)
-        index, layers = chosen.index, [chosen]
-    else:
-        last = last_that_looks(session)
-        if last is None:
-            raise LookupError("no layer of this session looks at an image")
-        index = last
+    index = last_that_looks(session) if chosen is None else chosen.index
+    if index is None:
+        raise LookupError("no layer of this session looks at an image")
     seen = session.layers[index]
-    check_head(options.head, seen.view.sizes[1])
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
     token = None if at is not None else _find_token(seen, options.token)
     overlay = view.overlay(token=token, at=at, head=options.head)
-    return _ImageFocus(seen, index, view, token, _number(view, token, at), overlay, layers)
+
+    number = None
+    sides, words = view.placed.entry(0)
+    if at is not None or token is not None:
+        if at is not None:
+            window, place = ImagePatches(sides.queries, sides.frames[0], 0).at(*at)
+        else:
+            assert token is not None
+            window, place = find_token(sides.queries, token, words, "query")
+        number = window * sides.queries.shape[1] + place
+    return _ImageFocus(seen, index, view, token, number, overlay, layers if chosen is None else [chosen])
 
 
 def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] | None:
@@ -133,19 +126,6 @@ def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] 
     if int(wanted) >= queries.kind.size:
         raise IndexError(f"--token {wanted} is out of range: there are {queries.kind.size:,} queries, counted from 0")
     return divmod(int(wanted), queries.shape[1])
-
-
-def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[float, float] | None) -> int | None:
-    from regard.lens.overlays import ImagePatches, find_token
-
-    sides, words = view.placed.entry(0)
-    if at is not None:
-        window, index = ImagePatches(sides.queries, sides.frames[0], 0).at(*at)
-    elif token is not None:
-        window, index = find_token(sides.queries, token, words, "query")
-    else:
-        return None
-    return window * sides.queries.shape[1] + index
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -188,7 +168,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
             for n in order
             if overlay.mass[n] > 0
         ],
-        **describe_heads(session, focus.layers, options),
+        **describe_atlas(session, focus.layers, options.measure),
         "sentence": None if head is None else head_answer(session, focus.index, head, options.lang)["sentence"],
         "warning": translate(WARNING, options.lang),
     }
@@ -204,17 +184,17 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
         session: of an image.
         options: of the command.
         photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
-
-    Raises:
-        ValueError, IndexError, LookupError: for a layer, head, token, place or measure that is not there, and for a
-            capture's image that cannot be decoded.
     """
     at = read_place(options.at)
     focus = _focus(session, options, at)
     said = _describe(session, options, focus)
     kept = replace(session, images=()) if options.no_photo else session
     if options.html is not None:
-        kept = replace(kept, opening=_opening(options, focus))
+        from regard.session.ranking import head_for
+
+        # The page opens on the layer, token and head that are printed; of all heads, on the one that stands out.
+        head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
+        kept = replace(kept, opening={"layer": focus.index, "head": head, "token": token, "key": None})
     if options.figure is not None:
         from regard.data.images import open_image
 
@@ -233,17 +213,9 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
         return
     out = Terminal(options.lang)
     _print(session, said, out)
-    print_written(written, out)
+    out.name_files(**written)
     if inside:
         out.print((out.say("The photo is inside the written files; --no-photo leaves it out."), "dim"))
-
-
-def _opening(options: LookOptions, focus: _ImageFocus) -> Opening:
-    """Where the page opens: on the layer, token and head that are printed; of all heads, on the one that stands out."""
-    from regard.session.heads import head_for
-
-    head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
-    return {"layer": focus.index, "head": head, "token": token, "key": None}
 
 
 def _enlarged(photo: Photo) -> NDArray[np.uint8]:
@@ -262,8 +234,29 @@ def _enlarged(photo: Photo) -> NDArray[np.uint8]:
 
 
 def _print(session: Session, said: dict[str, Any], out: Terminal) -> None:
-    _print_seen(session, said, out)
+    # 1. What the model saw: the image, how it was prepared, the part of it that is left, the patches.
+    image, (high, wide), (top, left, bottom, right) = said["image"], said["pixels"], said["seen"]
+    family = "" if session.model is None else f" ({session.model.family.title})"
+    out.print((session.name + family, "bold"))
+    name = image["name"] or out.say("an image that is not in the capture")
+    size = {"height": image["height"], "width": image["width"]}
+    out.print(out.say("{name}: {height} × {width} pixels, high and wide", name=name, **size))
+    if session.model is not None:
+        prepared = plan_text(session.model.preprocessor.transforms, out.lang)
+        out.print((out.say("prepared: {plan}", plan=prepared), "dim"))
+    box = {"top": top, "bottom": bottom, "left": left, "right": right}
+    seen = out.say(
+        "seen: rows {top:g} to {bottom:g}, columns {left:g} to {right:g}, as {high} × {wide} pixels in "
+        "{rows} × {columns} patches",
+        high=high, wide=wide, rows=len(said["grid"]), columns=len(said["grid"][0]), **box,
+    )  # fmt: skip
+    windows = said["layer"]["windows"]
+    out.print(seen + (out.say("; {windows} windows here", windows=windows) if windows > 1 else ""))
+    if said["text"]:
+        out.print(out.say("text: {text}", text=said["text"]))
     out.print()
+
+    # 2. What it looks at.
     layer, head = said["layer"]["index"], said["head"]
     if head is None:
         heads = session.layers[layer].view.sizes[1]
@@ -288,43 +281,8 @@ def _print(session: Session, said: dict[str, Any], out: Terminal) -> None:
     out.print((said["warning"], "italic"))
 
 
-def _print_seen(session: Session, said: dict[str, Any], out: Terminal) -> None:
-    """What the model saw: the image, how it was prepared, the part of it that is left, the patches."""
-    image, (high, wide), (top, left, bottom, right) = said["image"], said["pixels"], said["seen"]
-    family = "" if session.model is None else f" ({session.model.family.title})"
-    out.print((session.name + family, "bold"))
-    name = image["name"] or out.say("an image that is not in the capture")
-    size = {"height": image["height"], "width": image["width"]}
-    out.print(out.say("{name}: {height} × {width} pixels, high and wide", name=name, **size))
-    if session.model is not None:
-        prepared = plan_text(session.model.preprocessor.transforms, out.lang)
-        out.print((out.say("prepared: {plan}", plan=prepared), "dim"))
-    seen = out.say(
-        "seen: rows {top:g} to {bottom:g}, columns {left:g} to {right:g}, as {high} × {wide} pixels in "
-        "{rows} × {columns} patches",
-        top=top,
-        bottom=bottom,
-        left=left,
-        right=right,
-        high=high,
-        wide=wide,
-        rows=len(said["grid"]),
-        columns=len(said["grid"][0]),
-    )
-    windows = said["layer"]["windows"]
-    out.print(seen + (out.say("; {windows} windows here", windows=windows) if windows > 1 else ""))
-    if said["text"]:
-        out.print(out.say("text: {text}", text=said["text"]))
-
-
 def print_patches(grid: list[list[float]], out: Terminal) -> None:
-    """Print the weights of a grid of patches where they lie: 0 to 9 in tenths of the largest, or colours.
-
-    >>> print_patches([[0.0, 0.03], [0.01, 0.2]], Terminal())
-    Patches by weight: 9 is 0.200, · is under a tenth of that
-      · 1
-      · 9
-    """
+    """Print the weights of a grid of patches where they lie: 0 to 9 in tenths of the largest, or colours."""
     high = max((weight for row in grid for weight in row), default=0.0)
     places = [[weight / high if high else 0.0 for weight in row] for row in grid]
     title = (out.say("Patches by weight"), "bold")
@@ -334,32 +292,23 @@ def print_patches(grid: list[list[float]], out: Terminal) -> None:
             out.print("  " + " ".join("·" if place < 0.1 else str(min(9, int(10 * place))) for place in row))
         return
     out.print(title, out.say(": up to {high:.3f}", high=high))
-    for line in _half_blocks(places, (out.room or PIPE) - 2):
-        out.print("  ", *line)
-
-
-def _half_blocks(places: list[list[float]], room: int) -> list[list[Part]]:
-    """Lines of half blocks: the upper half in the colour of its letter, the lower in that of its ground."""
+    # Half blocks: the upper half in the colour of its letter, the lower in that of its ground.
+    room = (out.room or PIPE) - 2
     scale = max(1, min(room // len(places[0]), WIDEST // len(places[0]), 2 * HIGHEST // len(places)))
     colours = [
         [colour_of(place)[0] for place in row for _ in range(scale)][:room] for row in places for _ in range(scale)
     ]
-    lines: list[list[Part]] = []
     for n in range(0, len(colours), 2):
-        above = colours[n]
-        below = colours[n + 1] if n + 1 < len(colours) else None
-        pairs = zip(above, below, strict=True) if below else ((colour, None) for colour in above)
-        lines.append([("▀", upper if lower is None else f"{upper} on {lower}") for upper, lower in pairs])
-    return lines
+        below = colours[n + 1] if n + 1 < len(colours) else [None] * len(colours[n])
+        line: list[Part] = [
+            ("▀", upper if lower is None else f"{upper} on {lower}")
+            for upper, lower in zip(colours[n], below, strict=True)
+        ]
+        out.print("  ", *line)
 
 
 def print_strongest(patches: list[dict[str, Any]], out: Terminal) -> None:
-    """Print the strongest patches, one a line: row and column, weight, and where it lies in the image.
-
-    >>> print_strongest([{"row": 1, "column": 0, "box": [16.0, 0.0, 32.0, 16.5], "weight": 0.25}], Terminal())
-    Strongest patches
-      (1, 0)  0.2500  rows 16 to 32, columns 0 to 16.5
-    """
+    """Print the strongest patches, one a line: row and column, weight, and where it lies in the image."""
     out.print((out.say("Strongest patches"), "bold"))
     names = [f"({patch['row']}, {patch['column']})" for patch in patches]
     wide = max(map(len, names), default=0)
@@ -375,21 +324,15 @@ def print_strongest(patches: list[dict[str, Any]], out: Terminal) -> None:
 
 
 def kind_name(kind: str, lang: Lang) -> str:
-    """A kind of token; cls, for one, is the same in both languages.
-
-    >>> kind_name("patch", "ko"), kind_name("cls", "ko"), kind_name("patch", "en")
-    ('패치', 'cls', 'patch')
-    """
+    """A kind of token; cls, for one, is the same in both languages."""
     return catalogue(lang).get(kind, kind)
 
 
 def title_in_korean(title: str) -> str:
     """Whose attention an overlay shows, and of what.
 
-    >>> title_in_korean("cls → the image"), title_in_korean("patch (1, 0) → image 2")
-    ('cls → 이미지', '패치 (1, 0) → 이미지 2')
-    >>> title_in_korean("latent 0 of image 1 → image 1"), title_in_korean("all queries (padding included) → text")
-    ('이미지 1의 잠재 토큰 0 → 이미지 1', '모든 쿼리 (패딩 포함) → 텍스트')
+    >>> title_in_korean("patch (1, 0) → image 2"), title_in_korean("latent 0 of image 1 → image 1")
+    ('패치 (1, 0) → 이미지 2', '이미지 1의 잠재 토큰 0 → 이미지 1')
     """
     image, queries = translate("image", "ko"), translate("all queries", "ko")
     for english, korean in (
@@ -400,56 +343,40 @@ def title_in_korean(title: str) -> str:
         (rf"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of {IMAGE} (\d+)", rf"{image} \2의 \1"),
     ):
         title = re.sub(english, korean, title)
-    return KIND.sub(lambda found: kind_name(found[1], "ko"), title, count=1)
+    return KIND.sub(lambda match: kind_name(match[1], "ko"), title, count=1)
 
 
 def plan_text(plan: ImageTransforms, lang: Lang) -> str:
-    """Everything that is done to an image, in order.
+    """Everything that is done to an image, in order."""
+    from regard.data.image_steps import FILTERS, Crop, ShorterSide, Square, Within
 
-    >>> from regard.data.image_processing import ImageTransforms
-    >>> from regard.data.image_processing import Crop, Normalize, Resize, ShorterSide
-    >>> numbers = Normalize(1 / 255, (0, 0, 0), (1, 1, 1))
-    >>> plan_text(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None), "ko")
-    '짧은 변을 256에 맞춰 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
-    """
     if lang == "en":
         return str(plan)
+    parts = []
+    for step in plan.steps:
+        if isinstance(step, Square):
+            colour = ", ".join(map(str, step.colour))
+            parts.append(translate("pad to a square (colour {colour})", lang, colour=colour))
+        elif isinstance(step, Crop):
+            parts.append(translate("crop the central {height} × {width}", lang, **vars(step)))
+        else:
+            text = "resize to {height} × {width} ({filter})"
+            if isinstance(step.target, Within):
+                text = "resize to fit in {height} × {width} ({filter})"
+            elif isinstance(step.target, ShorterSide) and step.target.longest is None:
+                text = "resize the shorter side to {side} ({filter})"
+            elif isinstance(step.target, ShorterSide):
+                text = "resize the shorter side to {side}, the longer to at most {longest} ({filter})"
+            parts.append(translate(text, lang, filter=FILTERS[step.resample], **vars(step.target)))
     numbers = plan.normalize
-    unchanged = numbers.scale is None and numbers.mean is None
-    parts = [_step_text(step, lang) for step in plan.steps]
-    parts.append(
-        translate("0 to 255 as they are", lang)
-        if unchanged
-        else str(numbers).replace("normalise", translate("normalise", lang))
-    )
+    if numbers.scale is None and numbers.mean is None:
+        parts.append(translate("0 to 255 as they are", lang))
+    else:
+        parts.append(str(numbers).replace("normalise", translate("normalise", lang)))
     if plan.pad is not None:
         size = plan.pad.size
-        parts.append(
-            translate("pad with 0 to the largest", lang)
-            if size is None
-            else translate("pad with 0 to {height} × {width}", lang, height=size[0], width=size[1])
-        )
+        if size is None:
+            parts.append(translate("pad with 0 to the largest", lang))
+        else:
+            parts.append(translate("pad with 0 to {height} × {width}", lang, height=size[0], width=size[1]))
     return ", ".join(parts)
-
-
-def _step_text(step: Step, lang: Lang) -> str:
-    from regard.data.image_processing import FILTERS, Crop, ShorterSide, Square, Within
-
-    if isinstance(step, Square):
-        return translate("pad to a square (colour {colour})", lang, colour=", ".join(map(str, step.colour)))
-    if isinstance(step, Crop):
-        return translate("crop the central {height} × {width}", lang, height=step.height, width=step.width)
-    target, resample = step.target, FILTERS[step.resample]
-    if not isinstance(target, ShorterSide):
-        text = (
-            "resize to fit in {height} × {width} ({filter})"
-            if isinstance(target, Within)
-            else "resize to {height} × {width} ({filter})"
-        )
-        return translate(text, lang, height=target.height, width=target.width, filter=resample)
-    if target.longest is None:
-        return translate("resize the shorter side to {side} ({filter})", lang, side=target.side, filter=resample)
-    return translate(
-        "resize the shorter side to {side}, the longer to at most {longest} ({filter})",
-        lang, side=target.side, longest=target.longest, filter=resample,
-    )  # fmt: skip

@@ -12,24 +12,14 @@ import torch
 
 from regard import masks
 from regard.cli.commands import MaskOptions
-from regard.cli.files import FIGURE_SUFFIXES, check_output, write_figure
-from regard.cli.terminal import Terminal
+from regard.cli.outputs import FIGURE_SUFFIXES, Terminal, check_output, write_figure
 from regard.masks import FULL, PARTIAL, Mask
 
-KNOWN: dict[str, Callable[..., Mask]] = {
-    "causal": masks.causal,
-    "window": masks.window,
-    "dilated": masks.dilated,
-    "prefix": masks.prefix,
-    "padding": masks.padding,
-    "documents": masks.documents,
-    "globals": masks.globals,
-    "queries": masks.queries,
-    "blocks": masks.blocks,
-    "random_blocks": masks.random_blocks,
-    "dense": masks.dense,
-}
-"""The names of the language."""
+NAMES = (
+    "causal", "window", "dilated", "prefix", "padding", "documents", "globals", "queries", "blocks", "random_blocks",
+    "dense",
+)  # fmt: skip
+KNOWN: dict[str, Callable[..., Mask]] = {name: getattr(masks, name) for name in NAMES}
 
 LONGEST = 20_000  # characters; Python's own parser needs memory in proportion
 DEEPEST = 32  # levels; a mask is evaluated and printed by recursion, and every & or | is a level
@@ -38,15 +28,10 @@ _PAIRS = {ast.BitAnd: and_, ast.BitOr: or_}
 
 
 def read_mask(text: str) -> Mask:
-    """The mask that a text describes.
+    """The mask that an expression such as `causal & window(2, 1)` describes.
 
-    >>> print(read_mask("causal").draw(2))
-    ■ ·
-    ■ ■
-
-    text: an expression such as `causal & window(2, 1)`.
-
-    Raises ValueError that shows the part that was not understood, and the names there are.
+    Raises:
+        ValueError: shows the part that was not understood, and the names there are.
     """
     if len(text) > LONGEST:
         raise ValueError(f"mask of {len(text):,} characters: at most {LONGEST:,} are read")
@@ -70,37 +55,39 @@ class _Reader:
             raise ValueError(f"the mask {_short(self.text)} is nested deeper than {DEEPEST} levels")
         if isinstance(node, ast.BinOp) and type(node.op) in _PAIRS:
             left, right = self.mask(node.left, levels - 1), self.mask(node.right, levels - 1)
-            return self.made(node, _PAIRS[type(node.op)], [left, right], {})
+            return self.build(node, _PAIRS[type(node.op)], [left, right], {})
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
             return ~self.mask(node.operand, levels - 1)
         if isinstance(node, ast.Name):
-            return self.made(node, self.function(node), [], {})
+            return self.build(node, self.function(node), [], {})
         if isinstance(node, ast.Call):
-            return self.called(node)
+            function = self.function(node.func)
+            arguments = [self.literal(argument) for argument in node.args]
+            if any(keyword.arg is None for keyword in node.keywords):
+                raise self.unknown(node, "arguments are written out, not unpacked by **")
+            named = {str(keyword.arg): self.literal(keyword.value) for keyword in node.keywords}
+            return self.build(node, function, arguments, named)
         worded = isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
         raise self.unknown(node, "&, | and ~ combine masks, not and, or and not" if worded else "")
-
-    def called(self, node: ast.Call) -> Mask:
-        function = self.function(node.func)
-        arguments = [self.literal(argument) for argument in node.args]
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise self.unknown(node, "arguments are written out, not unpacked by **")
-        named = {str(keyword.arg): self.literal(keyword.value) for keyword in node.keywords}
-        return self.made(node, function, arguments, named)
 
     def function(self, node: ast.AST) -> Callable[..., Mask]:
         if not isinstance(node, ast.Name) or node.id not in KNOWN:
             raise self.unknown(node)
         return KNOWN[node.id]
 
-    def made(self, node: ast.AST, make: Callable[..., Mask], arguments: list[Any], named: dict[str, Any]) -> Mask:
+    def build(self, node: ast.AST, make: Callable[..., Mask], arguments: list[Any], named: dict[str, Any]) -> Mask:
         try:
             mask = make(*arguments, **named)
             _ = mask.leading  # parts that disagree on batch or heads are told here, not where they are drawn
             return mask
         # RuntimeError, OverflowError: what torch says of a list that is no tensor, or of one that memory cannot hold.
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
-            how = f"; write {_usage(make)}" if isinstance(error, TypeError) and make in KNOWN.values() else ""
+            how = ""
+            if isinstance(error, TypeError) and make in KNOWN.values():  # how it is called, without types
+                plain = signature(make)
+                bare = [p.replace(annotation=Parameter.empty) for p in plain.parameters.values()]
+                call = plain.replace(parameters=bare, return_annotation=Parameter.empty)
+                how = f"; write {make.__name__}{call}"
             raise ValueError(f"mask {self.part(node)}: {str(error) or 'too large'}{how}") from None
 
     def literal(self, node: ast.AST) -> Any:
@@ -124,13 +111,6 @@ class _Reader:
 
     def part(self, node: ast.AST) -> str:
         return _short(ast.get_source_segment(self.text, node) or ast.unparse(node))
-
-
-def _usage(make: Callable[..., Mask]) -> str:
-    """How a function is called: its name and arguments, without types."""
-    plain = signature(make)
-    bare = [p.replace(annotation=Parameter.empty) for p in plain.parameters.values()]
-    return f"{make.__name__}{plain.replace(parameters=bare, return_annotation=Parameter.empty)}"
 
 
 def _short(text: str) -> str:
@@ -185,8 +165,7 @@ def mask(options: MaskOptions) -> None:
             size=tile, empty=empty, partial=partial, full=full,
         )
     )  # fmt: skip
-    if options.figure is not None:
-        out.print(out.say("Figure: {path}", path=options.figure))
+    out.name_files(figure=options.figure)
 
 
 def _check_numbers(mask: Mask, nk: int, options: MaskOptions) -> None:
@@ -208,10 +187,6 @@ def _check_numbers(mask: Mask, nk: int, options: MaskOptions) -> None:
 
 def visible(mask: Mask, nq: int, nk: int, batch: int = 0, head: int = 0) -> tuple[int, int]:
     """Lower and upper bound of the visible cells: the same number, unless there are too many partial tiles to count.
-
-    >>> from regard.masks import causal
-    >>> visible(causal(), 3, 5)
-    (12, 12)
 
     Empty and full tiles of 128 × 128 are counted whole; N×N is never built.
     """

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
 from regard.cli.commands import ServeOptions
-from regard.cli.files import is_file, is_image, read_one
-from regard.cli.models import require_texts
-from regard.cli.terminal import Terminal, bar
+from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
+from regard.cli.outputs import Terminal, bar
 
 if TYPE_CHECKING:
     from regard.explorer.jobs import ModelShelf
@@ -84,49 +83,44 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be 0 to 65535, got {port}")
     # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else each answer waits 40 ms
-    found = socket.socket(LOOPBACK[host], socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(LOOPBACK[host], socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1" if host == "localhost" else host, port))
-        found.listen(128)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1" if host == "localhost" else host, port))
+        listening.listen(128)
     except OSError as error:
-        found.close()
+        listening.close()
         why = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise OSError(f"port {port} of {host} {why}; choose another with --port, or 0 for one that is free") from None
-    return found
+    return listening
 
 
 def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:
     """A session for each text, image and capture; by default one sentence, if the model reads texts only."""
     from regard.explorer.jobs import MOST_SESSIONS
-    from regard.session.session import session_of
+    from regard.session.image_session import look_at_image
+    from regard.session.session import look_at, session_of
 
-    if list(what).count("-") > 1:
-        raise ValueError("'-' is standard input, which can be read once")
+    check_stdin_once(what)
     if len(what) > MOST_SESSIONS:
         raise ValueError(f"{len(what)} texts, images and captures are too many: at most {MOST_SESSIONS} are kept")
     if not what and models.offered and not models.sees(models.offered[0]):
         what = [FIRST]
-    return [
-        session_of(read_capture(Path(one)), Path(one).name)
-        if one.lower().endswith(".regard")
-        else _read(one, models, truncate)
-        for one in what
-    ]
-
-
-def _read(what: str, models: ModelShelf, truncate: bool) -> Session:
-    from regard.session.session import look_at, look_at_image
-
-    found = is_file(what, TAKES)
-    if is_image(what):
+    sessions = []
+    for one in what:
+        if one.lower().endswith(".regard"):
+            sessions.append(session_of(read_capture(Path(one)), Path(one).name))
+            continue
+        there, image = is_file(one, TAKES), is_image(one)
+        text = "" if image else read_one(None, Path(one)) if there else read_one(one, None)
         with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
-            return look_at_image(what, model)
-    text = read_one(None, Path(what)) if found else read_one(what, None)
-    with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
-        require_texts(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
-        return look_at(text, model, truncate=truncate)
+            if image:
+                sessions.append(look_at_image(one, model))
+            else:
+                require_texts(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
+                sessions.append(look_at(text, model, truncate=truncate))
+    return sessions
 
 
 @contextmanager

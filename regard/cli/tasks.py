@@ -1,4 +1,4 @@
-"""Commands that give a model a text or an image: generate, fill, embed, classify, caption, answer, match, features."""
+"""Commands that run a model: generate, fill, embed, classify, caption, answer, match, features, and verify."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from regard.cli.commands import (
     GenerateOptions,
     GenerationOptions,
     MatchOptions,
+    VerifyOptions,
 )
-from regard.cli.files import (
+from regard.cli.inputs import (
     check_images,
-    check_output,
-    cpu_floats,
+    check_stdin_once,
+    family_and_task,
+    open_model,
     read_images,
+    read_lines,
     read_texts,
     refuse_images,
-    refuse_missing_images,
-    write_npy,
+    torch_dtype,
 )
-from regard.cli.models import family_and_task, open_model, require_images
-from regard.cli.terminal import Terminal, Tick, bar, print_json, print_matrix
+from regard.cli.outputs import Terminal, Tick, bar, check_output, cpu_floats, print_json, print_matrix, write_npy
 
 if TYPE_CHECKING:
     from regard.generation.config import GenerationConfig
     from regard.generation.text import GenerationOutput
     from regard.models.model import Model
-    from regard.tasks.text import Classified
 
 SHOWN = 4  # numbers of a vector
 # The head that a checkpoint has does not matter: the features are those of its image encoder.
@@ -63,19 +63,17 @@ def generate(options: GenerateOptions) -> None:
     """Continue prompts: one is printed as it is generated, several one per line."""
     images: list[str | bytes] = []
     if options.image:
-        if "-" in options.image and "-" in options.prompt:
-            raise ValueError("'-' is standard input, which can be read once")
+        check_stdin_once([*options.image, *options.prompt])
         images = read_images(options.image)
         check_images(images)
     prompts = read_texts(options.prompt, options.file)
     if images and len(prompts) > 1:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
-    from regard.generation.text import merged_config
+    from regard.generation.text import generate_text, merged_config
     from regard.models.family import GENERATION_TASKS
     from regard.tasks.inputs import has_vision
 
     model = open_model(options.model, "generate", GENERATION_TASKS, options)
-
     if images and not has_vision(model):
         raise ValueError(
             f"--image is for models that write about images (LLaVA, Idefics), and {model.family.title} "
@@ -85,7 +83,10 @@ def generate(options: GenerateOptions) -> None:
     if not options.json and len(prompts) == 1 and (merged_config(model, config).num_beams or 1) == 1:
         _stream(model, prompts[0], config, images)
         return
-    outputs = _generate_all(model, prompts, config, images)
+    with bar("generate") as tick:
+        grouped = [images] if images else None  # of the only prompt
+        outputs = generate_text(model, prompts, config, grouped, lambda steps: tick(steps, config.max_new_tokens))
+    assert isinstance(outputs, list)
     if options.json:
         print_json({"model": options.model, "texts": [_as_dict(output) for output in outputs]})
     else:
@@ -103,7 +104,6 @@ def caption(options: CaptionOptions) -> None:
     from regard.tasks.vision import caption_parts
 
     model = open_model(options.model, "caption", ["image-to-text", "image-text-to-text"], options)
-    require_images(model, "caption")
     config, prompt = _generation_config(options, model), options.prompt
     # A prompt with the image's place in it is all that the model is told, and no part of the caption.
     whole = isinstance(model, (VisionLanguageModel, FlamingoModel)) and placeholder(model) in (prompt or "")
@@ -126,7 +126,6 @@ def answer(options: AnswerOptions) -> None:
     from regard.tasks.vision import answer_parts
 
     model = open_model(options.model, "answer", ["visual-question-answering", "image-text-to-text"], options)
-    require_images(model, "answer")
     config, questions = _generation_config(options, model), list(options.question)
     outputs = _gather(
         "answer",
@@ -143,41 +142,15 @@ def _generation_config(options: GenerationOptions, model: Model) -> GenerationCo
     from regard.generation.config import GenerationConfig
     from regard.generation.text import merged_config
 
-    config = GenerationConfig(
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        num_beams=options.num_beams,
-        seed=options.seed,
-        stop_strings=tuple(options.stop),
-        ignore=tuple(options.ignore),
-    )
+    names = "max_new_tokens temperature top_k top_p min_p repetition_penalty num_beams seed ignore"
+    values = {name: getattr(options, name) for name in names.split()}
+    config = GenerationConfig(**values, stop_strings=options.stop)
     if config.seed is not None and not merged_config(model, config).samples:
         raise ValueError(
             f"--seed {config.seed} has no effect without sampling: leave it out, or sample with --temperature, "
             "--top-k, --top-p or --min-p"
         )
     return config
-
-
-def _generate_all(
-    model: Model, prompts: list[str], config: GenerationConfig, images: list[str | bytes]
-) -> list[GenerationOutput]:
-    from regard.generation.text import generate_text
-
-    with bar("generate") as tick:
-        outputs = generate_text(
-            model,
-            prompts,
-            config,
-            [images] if images else None,  # of the only prompt
-            lambda steps: tick(steps, config.max_new_tokens),
-        )
-    assert isinstance(outputs, list)
-    return outputs
 
 
 def _stream(model: Model, prompt: str, config: GenerationConfig, images: list[str | bytes]) -> None:
@@ -239,23 +212,23 @@ def _as_dict(output: GenerationOutput) -> dict[str, Any]:
 def fill(options: FillOptions) -> None:
     """Predict the words at mask tokens."""
     (text,) = read_texts([options.text], None)
-    found = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
+    result = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
     if options.json:
         masks = [
             [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
-            for guesses in found.blanks
+            for guesses in result.blanks
         ]
-        print_json({"model": options.model, "text": found.text, "best": found.best, "masks": masks})
+        print_json({"model": options.model, "text": result.text, "best": result.best, "masks": masks})
         return
     out = Terminal(options.lang)
     rows = [
         ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
-        for n, guesses in enumerate(found.blanks)
+        for n, guesses in enumerate(result.blanks)
         for rank, guess in enumerate(guesses)
     ]
     out.print(tables.text([out.say("mask"), out.say("word"), out.say("probability")], rows))
     out.print()
-    out.print((out.say("most likely: "), "dim"), found.best)
+    out.print((out.say("most likely: "), "dim"), result.best)
 
 
 def embed(options: EmbedOptions) -> None:
@@ -306,9 +279,10 @@ def classify(options: ClassifyOptions) -> None:
     typed = list(options.text)
     if not typed and options.file is None:
         read_texts(typed, None)  # raises before the model is opened
-    refuse_missing_images(typed)
+    refuse_images(typed)  # those that are not there; which kind is read, the model says
     from regard.models.dual_encoder import DualEncoder
     from regard.tasks.inputs import has_vision
+    from regard.tasks.text import MAX_LABELS, ranking
 
     labels = None
     if options.labels is not None:
@@ -326,27 +300,22 @@ def classify(options: ClassifyOptions) -> None:
     if not has_vision(model):
         refuse_images(typed, model.family.title)
     things = read_images(typed, options.file) if has_vision(model) else read_texts(typed, options.file)
-    found = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
-    kind = {"picture": "image"}.get(found.of, found.of)
-    if not options.json:
-        _print_classes(found, kind, Terminal(options.lang))
+    result = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
+    kind = {"picture": "image"}.get(result.of, result.of)
+    if options.json:
+        names = [thing if isinstance(thing, str) else "-" for thing in things]
+        each = [
+            {kind: name, "label": best, result.measure: dict(zip(result.labels, values, strict=True))}
+            for name, best, values in zip(names, result.best, result.probabilities.tolist(), strict=True)
+        ]
+        print_json({"model": options.model, "labels": result.labels, f"{kind}s": each})
         return
-    names = [thing if isinstance(thing, str) else "-" for thing in things]
-    each = [
-        {kind: name, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
-        for name, best, values in zip(names, found.best, found.probabilities.tolist(), strict=True)
-    ]
-    print_json({"model": options.model, "labels": found.labels, f"{kind}s": each})
-
-
-def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
-    """Every label of one text, the ten most likely of one image, the most likely of each of several."""
-    from regard.tasks.text import MAX_LABELS, ranking
-
-    titles = (out.say(kind), out.say("label"), out.say(found.measure))
-    headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)
+    # Every label of one text, the ten most likely of one image, the most likely of each of several.
+    out = Terminal(options.lang)
+    titles = (out.say(kind), out.say("label"), out.say(result.measure))
+    headers, rows = ranking(result.probabilities, result.texts, result.labels, titles)
     more = len(rows) - MAX_LABELS
-    if kind == "image" and len(found) == 1 and more > 0:
+    if kind == "image" and len(result) == 1 and more > 0:
         rows = [*rows[:MAX_LABELS], [out.say("… {more} more; --json has all", more=more), ""]]
     out.print(tables.text(headers, rows))
 
@@ -360,25 +329,19 @@ def match(options: MatchOptions) -> None:
     model = open_model(options.model, "match", ["image-text-matching", "zero-shot-image-classification"], options)
     from regard.tasks.inputs import shortened
 
-    require_images(model, "match")
-    found = model.match(image, list(options.text), truncate=options.truncate)
-    values: Sequence[float] = found.values[0].tolist()
+    result = model.match(image, list(options.text), truncate=options.truncate)
+    values: Sequence[float] = result.values[0].tolist()
     if options.json:
-        texts = [{"text": text, found.measure: value} for text, value in zip(found.texts, values, strict=True)]
+        texts = [{"text": text, result.measure: value} for text, value in zip(result.texts, values, strict=True)]
+        best = result.best[0]
         print_json(
-            {
-                "model": options.model,
-                "image": options.image,
-                "measure": found.measure,
-                "best": found.best[0],
-                "texts": texts,
-            }
+            {"model": options.model, "image": options.image, "measure": result.measure, "best": best, "texts": texts}
         )
         return
     out = Terminal(options.lang)
-    ranked = sorted(zip(values, found.texts, strict=True), key=lambda pair: -pair[0])
+    ranked = sorted(zip(values, result.texts, strict=True), key=lambda pair: -pair[0])
     rows = [[shortened(text), f"{value:.4f}"] for value, text in ranked]
-    out.print(tables.text([out.say("text"), out.say(found.measure)], rows))
+    out.print(tables.text([out.say("text"), out.say(result.measure)], rows))
 
 
 def features(options: FeaturesOptions) -> None:
@@ -386,11 +349,10 @@ def features(options: FeaturesOptions) -> None:
     check_output(options.out, "--out", (".npy",))
     (image,) = read_images([options.image])
     model = open_model(options.model, "features", FEATURE_TASKS, options)
-    require_images(model, "features")
-    found = model.features(image, layer=options.layer)
-    frame = found.frame
+    result = model.features(image, layer=options.layer)
+    frame = result.frame
     if options.out is not None:
-        write_npy(found.map, options.out)
+        write_npy(result.map, options.out)
     if options.json:
         print_json(
             {
@@ -401,21 +363,59 @@ def features(options: FeaturesOptions) -> None:
                 "pixels": frame.pixels,
                 "scale": frame.scale,
                 "corner": frame.corner,
-                "grid": found.grid,
-                "cls": None if found.cls is None else cpu_floats(found.cls).tolist(),
-                "pooled": None if found.pooled is None else cpu_floats(found.pooled).tolist(),
-                "map": cpu_floats(found.map).tolist() if options.out is None else options.out,
+                "grid": result.grid,
+                "cls": None if result.cls is None else cpu_floats(result.cls).tolist(),
+                "pooled": None if result.pooled is None else cpu_floats(result.pooled).tolist(),
+                "map": cpu_floats(result.map).tolist() if options.out is None else options.out,
             }
         )
         return
     out = Terminal(options.lang)
-    (high, wide), (rows, columns), (tokens, size) = frame.image_size, found.grid, found.vectors.shape
+    (high, wide), (rows, columns), (tokens, size) = frame.image_size, result.grid, result.vectors.shape
     pixels = " × ".join(map(str, frame.pixels))
     out.print(
         out.say("{name}: {high} × {wide}, resized to {pixels} pixels",
-                name=found.name, high=high, wide=wide, pixels=pixels)
+                name=result.name, high=high, wide=wide, pixels=pixels)
     )  # fmt: skip
     out.print(out.say("tokens: {tokens}, vector size: {size}", tokens=tokens, size=size))
     out.print(out.say("map: {rows} rows, {columns} columns", rows=rows, columns=columns))
     if options.out is not None:
         out.print(out.say("Map: {path}", path=options.out))
+
+
+# -------------------------------------------------------------------------------------------------------------- verify
+
+
+def verify(options: VerifyOptions) -> int:
+    """Compare a model's results with transformers'; 1 if they differ by more than rounding."""
+    dtype = torch_dtype(options.dtype)
+    lines = None if options.texts is None else read_lines(options.texts)
+    if lines == []:
+        raise ValueError(f"{str(options.texts)!r} holds no text; expected one per line")
+    from rich.console import Console
+
+    from regard.parity.verification import verify
+
+    say = options.say
+    stages = {
+        "load ours": say("loading with regard"),
+        "load theirs": say("loading with transformers"),
+        "run ours": say("computing with regard"),
+        "run theirs": say("computing with transformers"),
+        "run theirs in fp64": say("computing with transformers in fp64"),
+        "run ours in fp64": say("a difference: computing with regard in fp64"),
+    }
+    with Console(stderr=True).status(stages["load ours"]) as status:
+        certificate = verify(
+            options.model,
+            texts=lines,
+            dtype=dtype,
+            device=options.device,
+            ignore=options.ignore,
+            progress=lambda stage: status.update(stages[stage]),
+        )
+    if options.json:
+        print_json(certificate.as_dict())
+    else:
+        Terminal(options.lang).titled(certificate.text(options.lang))
+    return 0 if certificate.passed else 1

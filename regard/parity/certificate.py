@@ -11,37 +11,14 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Literal, NamedTuple
 
-from regard.tables import number, text
+from regard import tables
+from regard.locale import catalogue, translate
+from regard.stages import Lang
 
-__all__ = ["Certificate", "Lang", "Line", "TensorPlace", "Verdict"]
+__all__ = ["Certificate", "Line", "TensorPlace", "Verdict"]
 
 Verdict = Literal["same", "rounding", "bug"]
-Lang = Literal["en", "ko"]
-
-KOREAN = {
-    "token ids": "토큰 id",
-    "embedding": "임베딩",
-    "attention weights": "어텐션 가중치",
-    "cross-attention weights": "크로스 어텐션 가중치",
-    "hidden states": "은닉 상태",
-    "pooled": "풀링 벡터",
-    "next sentence": "다음 문장",
-    "last norm": "마지막 norm",
-    "text vectors": "텍스트 벡터",
-    "picture vectors": "이미지 벡터",
-    "cosines": "코사인",
-    "logits": "로짓",
-    "greedy ids": "그리디 생성 id",
-    "encoder": "인코더",
-    "decoder": "디코더",
-    "picture": "이미지",
-    "text": "텍스트",
-    "question": "질문",
-    "answer": "답",
-    "same": "같음",
-    "rounding": "반올림",
-    "bug": "버그",
-}
+GRAVITY = ("same", "rounding", "bug")
 
 
 class TensorPlace(NamedTuple):
@@ -63,14 +40,10 @@ class TensorPlace(NamedTuple):
         return self.text("en")
 
     def text(self, lang: Lang) -> str:
-        """In words.
-
-        >>> TensorPlace("decoder", 0, "hidden states").text("ko")
-        '디코더 레이어 0, 은닉 상태'
-        """
-        layer = "" if self.layer is None else _say(lang, f"layer {self.layer}", f"레이어 {self.layer}")
-        where = " ".join(x for x in (_word(lang, self.part), layer) if x)
-        return f"{where}, {_word(lang, self.what)}" if where else _word(lang, self.what)
+        """In words, such as "decoder layer 0, hidden states"."""
+        layer = "" if self.layer is None else translate("layer {index}", lang, index=self.layer)
+        where = " ".join(word for word in (_word(self.part, lang), layer) if word)
+        return f"{where}, {_word(self.what, lang)}" if where else _word(self.what, lang)
 
 
 @dataclass(frozen=True)
@@ -90,7 +63,7 @@ class Line:
 
     @property
     def within(self) -> bool:
-        """Does it obey the rule in the certificate's dtype?"""
+        """Whether it obeys the rule in the certificate's dtype."""
         return isfinite(self.error) and self.error <= self.allowed
 
     @property
@@ -138,12 +111,11 @@ class Certificate:
     @property
     def result(self) -> Verdict:
         """The gravest verdict of the lines."""
-        found = {line.verdict for line in self.lines}
-        return "bug" if "bug" in found else "rounding" if "rounding" in found else "same"
+        return max((line.verdict for line in self.lines), key=GRAVITY.index, default="same")
 
     @property
     def passed(self) -> bool:
-        """Do both compute the same function? Rounding beyond the rule is said, and is no other function."""
+        """Whether both compute the same function; rounding beyond the rule is no other function."""
         return self.result != "bug"
 
     @property
@@ -157,18 +129,23 @@ class Certificate:
         return self._verdict("en")
 
     def text(self, lang: Lang = "en") -> str:
-        """Verdict, table and notes in a language: of each kind of comparison the line that takes most of its allowance.
+        """Verdict, table and notes: of each kind of comparison the line that takes most of its allowance.
 
-        lang: "en" or "ko".
+        Args:
+            lang: "en" or "ko".
         """
         about = f"{self.model}, {self.architecture}, {self.dtype}, {self.device}"
-        return "\n".join([self._verdict(lang), "", about, "", self._table(lang), *self._notes(lang)])
+        return "\n".join([self._verdict(lang), "", about, "", self._table(lang), "", *self._notes(lang)])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, every line among them; an error that is not finite is one of "inf" and "nan"."""
+        lines = []
+        for line in self.lines:
+            numbers = {name: value for name, value in vars(line).items() if name != "place"}
+            finite = {n: str(v) if isinstance(v, float) and not isfinite(v) else v for n, v in numbers.items()}
+            lines.append({**line.place._asdict(), **finite, "verdict": line.verdict})
         plain = {name: value for name, value in vars(self).items() if name != "lines"}
         plain["not_compared"] = list(self.not_compared)
-        lines = [_plain(line) for line in self.lines]
         return {"verdict": self.verdict, "result": self.result, "passed": self.passed, **plain, "lines": lines}
 
     def __bool__(self) -> bool:
@@ -177,132 +154,86 @@ class Certificate:
     def __str__(self) -> str:
         return self.text()
 
-    def __repr__(self) -> str:
-        return str(self)
-
-    # ------------------------------------------------------------------------------------------------------------ words
+    __repr__ = __str__
 
     def _verdict(self, lang: Lang) -> str:
-        n, peer, first = len(self.lines), f"transformers {self.versions['transformers']}", self.first
-        if first is None:
-            return _say(
+        if self.first is None:
+            return translate(
+                "same: {count} comparisons with transformers {version} in {dtype}, all within the numeric rule",
                 lang,
-                f"same: {n} comparisons with {peer} in {self.dtype}, all within the numeric rule",
-                f"같음: {n}가지를 비교했고 모두 수치 규칙 안에 있습니다({peer}, {self.dtype})",
+                count=len(self.lines),
+                version=self.versions["transformers"],
+                dtype=self.dtype,
             )
-        where = first.place.text(lang)
-        if self.result == "rounding":
-            return _say(
-                lang,
-                f"rounding: more than the rule allows in {self.dtype}, first in {where}; in fp64 the gap is gone",
-                f"반올림: {self.dtype}에서 규칙보다 큰 차이가 있고(처음: {where}) fp64에서는 사라집니다",
-            )
-        return _say(lang, f"bug: first in {where}", f"버그: 처음 나타나는 곳은 {where}")
+        where = self.first.place.text(lang)
+        if self.result == "bug":
+            return translate("bug: first in {where}", lang, where=where)
+        return translate(
+            "rounding: more than the rule allows in {dtype}, first in {where}; in fp64 the gap is gone",
+            lang,
+            dtype=self.dtype,
+            where=where,
+        )
 
     def _table(self, lang: Lang) -> str:
-        headers = _say(
-            lang,
-            "compared/where/our error/theirs/allowed",
-            "비교 대상/위치/regard 오차/transformers 오차/허용 오차",
-        )
-        wide = any(line.wide is not None for line in self.lines)
-        columns = headers.split("/")
-        if wide:
-            columns += _say(lang, "in fp64/allowed there", "fp64 오차/fp64 허용").split("/")
-        columns.append(_say(lang, "verdict", "판정"))
-        rows = [self._row(line, lang, wide) for line in self._shown()]
-        return text(columns, rows, right=range(2, len(columns) - 1))
-
-    def _row(self, line: Line, lang: Lang, wide: bool) -> list[str]:
-        place = line.place
-        layers = [other for other in self.lines if _kind(other) == _kind(line)]
-        where = "" if place.layer is None else _say(lang, f"layer {place.layer}", f"레이어 {place.layer}")
-        where += _say(lang, f" of {len(layers)}", f" / {len(layers)}") if where else ""
-        what = " ".join(x for x in (_word(lang, place.part), _word(lang, place.what)) if x)
-        numbers = [line.error, line.baseline, line.allowed, *([line.wide, line.wide_allowed] if wide else [])]
-        said = ["–" if x is None else number(x) for x in numbers]
-        return [what, where, *said, _word(lang, line.verdict)]
-
-    def _shown(self) -> list[Line]:
-        """Of each kind the first line with its gravest verdict; of those that are the same, the tightest."""
-        grave = ("same", "rounding", "bug")
-        shown: dict[tuple[str, str], Line] = {}
+        # 1. Of each kind the first line with its gravest verdict; of those that are the same, the tightest.
+        kinds: dict[tuple[str, str], list[Line]] = {}
         for line in self.lines:
-            best = shown.setdefault(_kind(line), line)
-            rank, others = grave.index(line.verdict), grave.index(best.verdict)
-            if rank > others or (rank == others == 0 and line.share > best.share):
-                shown[_kind(line)] = line
-        return list(shown.values())
+            kinds.setdefault((line.place.part, line.place.what), []).append(line)
+
+        def rank(line: Line) -> tuple[int, float]:
+            return GRAVITY.index(line.verdict), line.share if line.verdict == "same" else 0.0
+
+        # 2. A row for each kind.
+        wide = any(line.wide is not None for line in self.lines)
+        headers = ["compared", "where", "our error", "theirs", "allowed"]
+        headers += ["in fp64", "allowed there"] if wide else []
+        rows = []
+        for (part, what), lines in kinds.items():
+            line = max(lines, key=rank)
+            layer, where = line.place.layer, ""
+            if layer is not None:
+                where = translate("layer {index} of {layers}", lang, index=layer, layers=len(lines))
+            name = " ".join(word for word in (_word(part, lang), _word(what, lang)) if word)
+            numbers = [line.error, line.baseline, line.allowed, *([line.wide, line.wide_allowed] if wide else [])]
+            texts = ["–" if value is None else tables.number(value) for value in numbers]
+            rows.append([name, where, *texts, _word(line.verdict, lang)])
+        columns = [translate(header, lang) for header in [*headers, "verdict"]]
+        return tables.text(columns, rows, right=range(2, len(columns) - 1))
 
     def _notes(self, lang: Lang) -> list[str]:
-        counted = _say(
-            lang,
-            f"{self._counts(lang)}. Error: the largest difference from transformers in fp64; "
+        counts = []
+        if self.pictures:
+            counts.append(translate("{pictures} pictures", lang, pictures=self.pictures))
+        if self.texts:
+            counts.append(translate("{texts} texts, {tokens} tokens", lang, texts=self.texts, tokens=self.tokens))
+        rule = translate(
+            "Error: the largest difference from transformers in fp64; "
             "allowed: 2 · (theirs + one rounding step), 3 · where fp64 itself rounds as much.",
-            f"{self._counts(lang)}. 오차: fp64 transformers와의 최대 차이. "
-            "허용 오차: 2 · (transformers 오차 + 반올림 한 단위). fp64도 같은 크기로 반올림하면 3배.",
+            lang,
         )
-        notes = ["", counted, *self._drawn(lang)]
+        notes = [f"{', '.join(counts)}. {rule}"]
+        drawn = ""  # what was drawn rather than read
+        if self.pictures:
+            drawn = "Pixels and ids were drawn." if self.texts else "Pixels were drawn."
+        elif self.random_ids:
+            tokenized = any(line.place.what == "token ids" for line in self.lines)
+            drawn = "Ids were drawn." if tokenized else "No tokenizer: ids were drawn."
+        if drawn:
+            notes.append(translate(drawn, lang))
         if self.not_compared:
-            named = ", ".join(_word(lang, what) for what in self.not_compared)
-            notes.append(_say(lang, f"Not compared: {named}.", f"비교하지 않은 것: {named}."))
+            names = ", ".join(_word(what, lang) for what in self.not_compared)
+            notes.append(translate("Not compared: {names}.", lang, names=names))
         if self.new_tokens == 0:
-            notes.append(
-                _say(
-                    lang,
-                    "No room to generate: the texts take all positions.",
-                    "남은 위치가 없어 생성은 비교하지 않았습니다.",
-                )
-            )
+            notes.append(translate("No room to generate: the texts take all positions.", lang))
         if self.narrow:
-            notes.append(
-                _say(
-                    lang,
-                    "transformers computes parts of this model in fp32 even in fp64 (norms, softmax or angles): "
-                    "there the difference can only fall to fp32's rounding step.",
-                    "transformers는 fp64에서도 이 모델의 일부(norm, softmax, 각도)를 fp32로 계산합니다. "
-                    "그래서 fp64의 차이는 fp32 반올림 크기까지만 줄어듭니다.",
-                )
+            narrow = (
+                "transformers computes parts of this model in fp32 even in fp64 (norms, softmax or angles): "
+                "there the difference can only fall to fp32's rounding step."
             )
+            notes.append(translate(narrow, lang))
         return notes
 
-    def _counts(self, lang: Lang) -> str:
-        """How many of what were compared."""
-        said = []
-        if self.pictures:
-            said.append(_say(lang, f"{self.pictures} pictures", f"이미지 {self.pictures}개"))
-        if self.texts:
-            said.append(
-                _say(lang, f"{self.texts} texts, {self.tokens} tokens", f"텍스트 {self.texts}개, 토큰 {self.tokens}개")
-            )
-        return ", ".join(said)
 
-    def _drawn(self, lang: Lang) -> list[str]:
-        """What was drawn rather than read."""
-        if self.pictures and self.texts:
-            return [_say(lang, "Pixels and ids were drawn.", "픽셀과 id를 무작위로 만들었습니다.")]
-        if self.pictures:
-            return [_say(lang, "Pixels were drawn.", "픽셀을 무작위로 만들었습니다.")]
-        if not self.random_ids:
-            return []
-        if any(line.place.what == "token ids" for line in self.lines):
-            return [_say(lang, "Ids were drawn.", "id를 무작위로 만들었습니다.")]
-        return [_say(lang, "No tokenizer: ids were drawn.", "토크나이저가 없어 id를 무작위로 만들었습니다.")]
-
-
-def _kind(line: Line) -> tuple[str, str]:
-    return line.place.part, line.place.what
-
-
-def _plain(line: Line) -> dict[str, Any]:
-    numbers = {name: value for name, value in vars(line).items() if name != "place"}
-    finite = {n: str(v) if isinstance(v, float) and not isfinite(v) else v for n, v in numbers.items()}
-    return {**line.place._asdict(), **finite, "verdict": line.verdict}
-
-
-def _say(lang: Lang, english: str, korean: str) -> str:
-    return korean if lang == "ko" else english
-
-
-def _word(lang: Lang, word: str) -> str:
-    return KOREAN.get(word, word) if lang == "ko" else word
+def _word(word: str, lang: Lang) -> str:
+    return catalogue(lang).get(word, word)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import regard
 import regard.lens.capture
 from regard import masks
-from regard.cli import files, main
+from regard.cli import inputs, main
 from regard.cli import mask as draw_mask
 from regard.cli import mask as mask_language
 from regard.cli.app import preferred_language
@@ -604,13 +604,13 @@ def test_names_that_are_unknown_or_missing_are_listed(fail, names, held):
 
 def test_large_file_is_refused_before_it_is_read(fail, monkeypatch):
     np.save("a.npy", np.zeros((100, 7)))
-    monkeypatch.setattr(files, "LARGEST", 5000)
+    monkeypatch.setattr(inputs, "MOST_STEPS", 5000)
     assert re.search(r"'a\.npy'.*5,728.*bytes.*5,000", fail("steps", "--input", "a.npy"))
 
 
 def test_npz_that_unpacks_to_too_much_is_refused(fail, monkeypatch):
     np.savez_compressed("a.npz", **dict.fromkeys("qkv", np.zeros((100, 7))))
-    monkeypatch.setattr(files, "LARGEST", 5000)
+    monkeypatch.setattr(inputs, "MOST_STEPS", 5000)
     assert Path("a.npz").stat().st_size < 5000
     assert re.search(r"'a\.npz'.*17,184.*bytes", fail("steps", "--input", "a.npz"))
 
@@ -1238,9 +1238,9 @@ def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message
 
 def test_arrays_for_look_may_be_larger_than_for_steps(run, fail, monkeypatch):
     np.save("a.npy", np.random.default_rng(0).normal(size=(100, 7)))
-    monkeypatch.setattr(files, "LARGEST", 5000)
+    monkeypatch.setattr(inputs, "MOST_STEPS", 5000)
     run("look", "a.npy")
-    monkeypatch.setattr("regard.cli.look.LARGEST", 5000)
+    monkeypatch.setattr("regard.cli.captures.LARGEST", 5000)
     assert re.search(r"'a\.npy'.*5,728.*bytes.*5,000.*bytes", fail("look", "a.npy"))
 
 

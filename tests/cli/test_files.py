@@ -11,8 +11,8 @@ from speaking_twins import bert
 
 from regard.cli import main, serve
 from regard.cli.commands import LookOptions
-from regard.cli.files import is_file
-from regard.cli.look_text import write_session
+from regard.cli.inputs import is_file
+from regard.cli.outputs import write_session
 from regard.explorer.jobs import ModelShelf
 from regard.lens.capture import Capture
 from regard.session.session import Session

@@ -18,7 +18,7 @@ from seeing_twins import NAMES, blip, clip, dinov2, idefics, llava, picture, vit
 from speaking_twins import bert, gpt2
 
 import regard
-from regard.cli.files import read_images
+from regard.cli.inputs import read_images
 
 
 @pytest.fixture(autouse=True)

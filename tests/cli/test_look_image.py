@@ -20,9 +20,9 @@ from speaking_twins import bert
 
 from regard.cli import look_image
 from regard.cli.commands import LookOptions
-from regard.cli.files import is_image
+from regard.cli.inputs import is_image
 from regard.cli.look_image import plan_text, print_patches, print_strongest, title_in_korean
-from regard.cli.terminal import Terminal
+from regard.cli.outputs import Terminal
 from regard.data.image_processing import (
     Crop,
     Exactly,

@@ -16,10 +16,10 @@ import torch
 from speaking_twins import bert, gpt2, t5
 
 import regard
-from regard.cli import look_text
+from regard.cli import inputs
 from regard.cli.commands import LookOptions
-from regard.cli.look_text import print_sections
-from regard.cli.terminal import Terminal, print_atlas
+from regard.cli.look import print_sections
+from regard.cli.outputs import Terminal, print_atlas
 from regard.lens.patterns import NAMES
 from regard.session.sentences import WARNING
 from regard.session.session import open_file
@@ -480,7 +480,7 @@ def test_loading_is_told_to_the_bar_to_its_end(run: Any, reader: str, monkeypatc
         def __exit__(self, *error: object) -> None:
             return None
 
-    monkeypatch.setattr(look_text, "bar", lambda title: Bar())
+    monkeypatch.setattr(inputs, "bar", lambda title: Bar())
     run(TEXT, "--model", reader)
     assert told[-1][0] == told[-1][1]
 

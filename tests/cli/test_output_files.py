@@ -12,7 +12,7 @@ from speaking_twins import bert
 
 import regard
 from regard.cli import main
-from regard.cli.files import write_npy
+from regard.cli.outputs import write_npy
 from regard.explorer.export import write_html
 from regard.session.session import Session
 from regard.viz.figures import heatmap, save

@@ -19,10 +19,10 @@ import torch
 from speaking_twins import bert, gpt2, t5
 
 import regard
-from regard.cli import main, models
+from regard.cli import inputs, main
 from regard.cli.commands import LoadingOptions
-from regard.cli.files import read_lines, read_texts
-from regard.cli.terminal import bar
+from regard.cli.inputs import read_lines, read_texts
+from regard.cli.outputs import bar
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
@@ -365,10 +365,10 @@ def plainly(text: str) -> str:
 
 def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path: Path) -> None:
     folder = str(bert(tmp_path, "ForPreTraining"))
-    model = models.open_model(folder, "fill", ["fill-mask", "pretraining"], LoadingOptions())
+    model = inputs.open_model(folder, "fill", ["fill-mask", "pretraining"], LoadingOptions())
     assert model.task == "pretraining"
     assert (
-        models.open_model(
+        inputs.open_model(
             folder, "embed", ["text-encoding", "feature-extraction"], LoadingOptions(dtype="float64")
         ).dtype
         == torch.float64
@@ -377,4 +377,4 @@ def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path
 
 def test_body_of_a_decoder_is_opened_with_the_head_it_shares(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path, "Model"))
-    assert models.open_model(folder, "generate", ["text-generation"], LoadingOptions()).task == "text-generation"
+    assert inputs.open_model(folder, "generate", ["text-generation"], LoadingOptions()).task == "text-generation"

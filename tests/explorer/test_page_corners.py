@@ -154,7 +154,7 @@ def test_address_changed_by_hand_to_a_session_that_is_gone_shows_the_newest(page
     ],
 )
 def test_command_s_choice_is_where_its_page_opens(page, session, tmp_path, monkeypatch, options, place):
-    monkeypatch.setattr("regard.cli.look_text.read_text", lambda *given, **told: (session, len(WORDS)))
+    monkeypatch.setattr("regard.cli.look.read_text", lambda *given, **told: (session, len(WORDS)))
     assert main(["look", SENTENCE, *options, "--html", str(tmp_path / "page.html")]) == 0
     ready(page, (tmp_path / "page.html").as_uri())
     cell = page.locator('.cell[aria-selected="true"]')

@@ -224,8 +224,8 @@ FAULTS = [
     Fault(
         "wrong input exits with 0",
         "cli/__init__.py",
-        "return _complain(_usage_message(error, given), WRONG_INPUT)",
-        "return _complain(_usage_message(error, given), 0)",
+        "return _complain(_usage_message(error, typed), WRONG_INPUT)",
+        "return _complain(_usage_message(error, typed), 0)",
         "tests/cli",
     ),
     Fault(
