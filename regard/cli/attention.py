@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from regard.growth import Growth, Measured
     from regard.lens.validity import Report
     from regard.masks import Mask
-    from regard.stages import Steps
+    from regard.op import Steps
 
 DEMO = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]]
 DEMO_WORDS = "The cat sat"
@@ -54,7 +54,7 @@ MOST_NUMBERS = 2**62  # of q: what torch can count
 def steps(options: StepsOptions) -> int:
     """Print attention step by step; 1 if the weights fail their check."""
     from regard.lens.validity import check
-    from regard.stages import NAMES, pick
+    from regard.op import STEP_NAMES, pick
     from regard.viz import figures
 
     if options.demo and options.input is not None:
@@ -69,7 +69,7 @@ def steps(options: StepsOptions) -> int:
         write_figure(figures.steps(computed, batch=options.batch, head=options.head), options.figure)
     report = check(computed.weights)
     if options.json:
-        names = [*(() if computed.x is None else ("x",)), "q", "k", "v", *NAMES]
+        names = [*(() if computed.x is None else ("x",)), "q", "k", "v", *STEP_NAMES]
         print_json(
             {
                 "labels": computed.labels,
@@ -126,7 +126,7 @@ def _compute_steps(arrays: dict[str, Any], options: StepsOptions) -> Steps:
 
 
 def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOptions) -> None:
-    from regard.stages import MEANING, pick
+    from regard.op import STEP_MEANINGS, pick
 
     out, which = Terminal(options.lang), (options.batch, options.head)
     (nq, nk), size, lead = steps.scores.shape[-2:], steps.q.shape[-1], tuple(steps.scores.shape[:-2])
@@ -142,7 +142,7 @@ def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOption
     def print_heading(number: str, title: str, name: str, formula: str) -> None:
         """What is done, the formula, and what it means: on one line where there is room."""
         first, second = f"{number:<{len(INDENT)}}{title}", f"   {formula}   "
-        meaning = translate(MEANING[name], out.lang)
+        meaning = translate(STEP_MEANINGS[name], out.lang)
         crowded = out.room is not None and width(first + second + meaning) > out.room
         out.print()
         out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import LoadingOptions, LookOptions
 from regard.cli.outputs import bar
-from regard.parsing import check_file, parsing, read_bounded, read_stream
+from regard.files import check_file, parsing, read_bounded, read_stream
 
 if TYPE_CHECKING:
     import torch
 
     from regard.models.family import Family
     from regard.models.model import Model
-    from regard.session.ranking import Layer
+    from regard.session.heads import Layer
 
 MOST_TEXT = 2**26  # bytes of a text, 64 MiB; models read some thousand tokens
 MOST_PIPED = 2**28  # bytes of standard input where it may be an image, 256 MiB
@@ -249,10 +249,10 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
         tasks: in order of preference; the checkpoint's own task wins if it is among them.
         options: dtype, device and ignored keys.
     """
-    from regard.models.hub import find
+    from regard.models.checkpoint import find
     from regard.models.loading import load
-    from regard.session.image_session import takes_images
-    from regard.tasks.images import has_vision
+    from regard.session.session import takes_images
+    from regard.tasks.inputs import has_vision
 
     dtype = None if options.dtype is None else torch_dtype(options.dtype)
     check_device(options.device)
@@ -291,8 +291,8 @@ def look_model(name: str, options: LookOptions) -> Model:
 
 def family_and_task(name: str) -> tuple[Family, str | None]:
     """The family of a directory or hub id, and the task that its config.json names, or None. Reads no weights."""
+    from regard.models.checkpoint import find
     from regard.models.config import Config
-    from regard.models.hub import find
     from regard.models.loading import family_of
 
     config = Config.open(find(name))

@@ -46,8 +46,8 @@ from regard.session.labels import find_word, is_word, shown, spelled, word_numbe
 from regard.tables import pad, width
 
 if TYPE_CHECKING:
+    from regard.session.heads import Layer
     from regard.session.protocol import Opening
-    from regard.session.ranking import Layer
     from regard.session.session import Session
 
 VERSION = 1
@@ -159,7 +159,7 @@ def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
     name = str(default_model()) if options.model is None else options.model
     model = look_model(name, options)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
-    length = int(model.tokenizer.batch([text]).ids.shape[1])
+    length = int(model.tokenizer.batch([text]).input_ids.shape[1])
     limit = model.max_positions if isinstance(model, TextModel) else None
     if limit is not None and length > limit and not options.truncate:
         raise ValueError(
@@ -172,9 +172,7 @@ def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
 
 def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
     """The layers of --layer, and the tokens of --token: a number, or a word, which may occur several times."""
-    from regard.session.ranking import layers_of
-
-    layers = layers_of(session)
+    layers = list(session.layers)
     if not layers:
         session.capture.summary()  # which raises, and says what is known about why
     layer, labels, wanted = chosen_layer(layers, options), session.tokens, options.token
@@ -197,7 +195,7 @@ def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[in
 def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """What is said of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
-    from regard.session.ranking import obstacle, strongest
+    from regard.session.heads import obstacle, strongest
     from regard.session.sentences import WARNING
 
     (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
@@ -308,7 +306,7 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
-    from regard.session.ranking import obstacle, strongest
+    from regard.session.heads import obstacle, strongest
 
     (layers, tokens), row, links = _focus(session, options), said["row"], said["links"] or []
     link = links[0] if links else None

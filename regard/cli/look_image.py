@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
-    from regard.session.ranking import Layer, SeenLayer
+    from regard.session.heads import Layer
     from regard.session.session import Session
 
 VERSION = 1
@@ -85,7 +85,7 @@ class _ImageFocus:
 
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
-    from regard.lens.placement import ImagePatches, find_token
+    from regard.lens.overlays import ImagePatches, find_token
     from regard.session.heads import last_that_looks
 
     layers = list(session.layers)
@@ -190,7 +190,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
     said = _describe(session, options, focus)
     kept = replace(session, images=()) if options.no_photo else session
     if options.html is not None:
-        from regard.session.ranking import head_for
+        from regard.session.heads import head_for
 
         # The page opens on the layer, token and head that are printed; of all heads, on the one that stands out.
         head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
@@ -348,7 +348,7 @@ def title_in_korean(title: str) -> str:
 
 def plan_text(plan: ImageTransforms, lang: Lang) -> str:
     """Everything that is done to an image, in order."""
-    from regard.data.image_steps import FILTERS, Crop, ShorterSide, Square, Within
+    from regard.data.image_processing import FILTERS, Crop, ShorterSide, Square, Within
 
     if lang == "en":
         return str(plan)

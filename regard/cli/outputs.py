@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from regard.session.ranking import Layer
+    from regard.session.heads import Layer
     from regard.session.session import Session
 
 Part = str | tuple[str, str]
@@ -134,7 +134,7 @@ def check_output(path: Path | None, option: str = "", suffixes: tuple[str, ...] 
         option: the option that names it, for the error.
         suffixes: those the name may have; any by default.
     """
-    from regard.atomic_files import check_target
+    from regard.files import check_target
 
     if path is None:
         return
@@ -168,7 +168,7 @@ def write_npy(vectors: Tensor, path: Path) -> None:
     """Write vectors to an .npy file, whole or not at all; missing folders are made."""
     from numpy.lib import format as npy
 
-    from regard.atomic_files import atomic_file
+    from regard.files import atomic_file
 
     array = cpu_floats(vectors).contiguous().numpy()
     with output_to(path), atomic_file(path, "the vectors") as file:

@@ -99,8 +99,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:
     """A session for each text, image and capture; by default one sentence, if the model reads texts only."""
     from regard.explorer.jobs import MOST_SESSIONS
-    from regard.session.image_session import look_at_image
-    from regard.session.session import look_at, session_of
+    from regard.session.session import look_at, look_at_image, session_of
 
     check_stdin_once(what)
     if len(what) > MOST_SESSIONS:

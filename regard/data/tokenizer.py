@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
 from regard.data.tokenizer_engines import MARIAN_FILES, Engine, Item, MarianEngine, Pipeline
 from regard.data.tokenizer_files import (
     AS_FILED,
@@ -30,7 +29,7 @@ from regard.data.tokenizer_files import (
     rust_library,
     text_of,
 )
-from regard.parsing import MOST_JSON, parsing, read_bounded
+from regard.files import MOST_JSON, atomic_file, parsing, read_bounded
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

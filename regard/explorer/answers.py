@@ -191,7 +191,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
     images: list[ImageJSON] = []
     for number, frame in enumerate(session.frames):
         shown = session.images[number] if number < len(session.images) else None
-        height, width = frame.picture
+        height, width = frame.image_size
         box = frame.boxes([0, 0, *frame.pixels]) / (height, width, height, width)
         images.append(
             {
@@ -278,7 +278,7 @@ def _grid(patches: ImagePatches) -> PatchGridJSON:
     columns, column = np.unique(boxes[:, [1, 3]], axis=0, return_inverse=True)
     cells = (row.ravel() * len(columns) + column.ravel()).tolist()
     return {
-        "image": patches.picture,
+        "image": patches.image,
         "rows": rows.tolist(),
         "columns": columns.tolist(),
         "cells": None if cells == list(range(len(cells))) else cells,

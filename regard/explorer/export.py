@@ -44,10 +44,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic_files import atomic_file, check_target
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
-from regard.locale import translate
+from regard.files import atomic_file, check_target
+from regard.locale import Lang, translate
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
 from regard.session.sentences import sentence
 from regard.session.session import Session

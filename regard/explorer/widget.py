@@ -17,6 +17,7 @@ from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.explorer.export import bundle, modules, styles
 from regard.lens.capture import Capture
+from regard.locale import Lang
 from regard.session.session import Session, session_of
 
 INSTALL = "pip install 'regard[notebook]'"

@@ -33,7 +33,7 @@ from regard.lens.visibility import (
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import TileGrid
-from regard.masks.token_masks import Queries, at_positions
+from regard.masks.patterns import Queries, at_positions
 
 Causality = Literal["no", "flag", "in mask", "both", "one query"]
 """How the future is hidden: not, by a causal rule, by cells, numbers or another rule, by both; one query has none."""

@@ -115,7 +115,7 @@ class RunSizes:
         def part(layout: Layout, begin: int, n: int) -> Layout:
             """n tokens from `begin`, text beyond the layout's end."""
             chosen = slice(begin, begin + n)
-            kept = Layout(layout.kind[:, chosen], layout.picture[:, chosen], layout.box[:, chosen])
+            kept = Layout(layout.kind[:, chosen], layout.image[:, chosen], layout.box[:, chosen])
             short = n - kept.shape[1]
             return kept + Layout.text(short) if short else kept
 
@@ -194,16 +194,16 @@ def _listed(names: Sequence[object], most: int = 3) -> str:
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """The patches of one image: `picture` is its number in the layout."""
+    """The patches of one image: `image` is its number in the layout."""
 
     layout: Layout
     frame: Frame
-    picture: int
+    image: int
 
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
         """(P, 2) window and index of each."""
-        return np.argwhere((self.layout.kind == "patch") & (self.layout.picture == self.picture))
+        return np.argwhere((self.layout.kind == "patch") & (self.layout.image == self.image))
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
@@ -213,7 +213,7 @@ class ImagePatches:
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
         """(P,) which lie wholly on padding around the image."""
-        return beyond(self.boxes, self.frame.picture)
+        return beyond(self.boxes, self.frame.image_size)
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
@@ -231,11 +231,11 @@ class ImagePatches:
         """The patch at a place in the image. Raises LookupError if the model did not see it, TypeError if no number."""
         if any(isinstance(n, bool) or not isinstance(n, (int, float, np.integer, np.floating)) for n in (y, x)):
             raise TypeError(f"at must be two numbers, (y, x) in the image's pixels; got ({y!r}, {x!r})")
-        (height, width), where = self.frame.picture, f"at=({y:g}, {x:g})"
+        (height, width), where = self.frame.image_size, f"at=({y:g}, {x:g})"
         if not (0 <= y < height and 0 <= x < width):
             raise LookupError(f"{where} is outside the image, which is {height} pixels high and {width} wide")
         try:
-            return self.layout.at(*self.frame.pixel(y, x), self.picture)
+            return self.layout.at(*self.frame.pixel(y, x), self.image)
         except LookupError:
             (top, left), (bottom, right) = self.boxes[:, :2].min(0), self.boxes[:, 2:].max(0)
             raise LookupError(
@@ -248,11 +248,11 @@ class ImagePatches:
         return np.asarray(self.layout.box[tuple(self.tokens.T)])
 
 
-def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.bool_]:
+def beyond(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.bool_]:
     """Which boxes, (…, 4), lie outside an image of this height and width."""
-    near = ROUNDING * max(picture)
+    near = ROUNDING * max(size)
     top, left, bottom, right = np.moveaxis(boxes, -1, 0)
-    height, width = picture
+    height, width = size
     return np.asarray((bottom <= near) | (right <= near) | (top >= height - near) | (left >= width - near))
 
 
@@ -301,22 +301,22 @@ def _find_by_name(layout: Layout, token: str, words: Sequence[str] | None, name:
 
 def name_kind(layout: Layout, place: TokenIndex) -> str:
     """A token by its kind, numbered among those of its kind in its image if there are several: "latent 0"."""
-    kind, picture = str(layout.kind[place]), int(layout.picture[place])
-    alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
+    kind, image = str(layout.kind[place]), int(layout.image[place])
+    alike = np.argwhere((layout.kind == kind) & (layout.image == image))
     several = (layout.kind == kind).sum() > len(alike)
-    of = f" of image {picture}" if several and picture >= 0 else ""
+    of = f" of image {image}" if several and image >= 0 else ""
     return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
 
 
 def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
     """A patch by its row and column, text by its word, any other token by its kind."""
     layout = patches.layout
-    kind, picture = str(layout.kind[place]), int(layout.picture[place])
+    kind, image = str(layout.kind[place]), int(layout.image[place])
     if kind == "patch":
-        own = patches if picture == patches.picture else ImagePatches(layout, patches.frame, picture)
+        own = patches if image == patches.image else ImagePatches(layout, patches.frame, image)
         number = own.number(place)
         assert number is not None
-        of = "" if own is patches else f" of image {picture}"
+        of = "" if own is patches else f" of image {image}"
         return f"patch ({own.cells[number, 0]}, {own.cells[number, 1]}){of}"
     if words is not None and layout.shape == (1, len(words)):
         return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"
@@ -489,7 +489,7 @@ def make_overlay(
 def _require_patches(side: ImagePatches, other: ImagePatches, name: str, hint: str) -> None:
     if not len(side.tokens):
         advice = f"; {hint}" if len(other.tokens) else ""
-        raise LookupError(f"no {name} of this attention is a patch of image {side.picture}: {side.layout}{advice}")
+        raise LookupError(f"no {name} of this attention is a patch of image {side.image}: {side.layout}{advice}")
 
 
 def received_from(view: View, entry: int, real: NDArray[np.bool_]) -> Tensor:

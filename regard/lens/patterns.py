@@ -29,7 +29,6 @@ from regard.locale import Lang, translate
 from regard.masks.mask import TileGrid
 from regard.masks.patterns import at_positions
 from regard.masks.rules import read_offset
-from regard.stages import Lang
 
 if TYPE_CHECKING:
     from regard.lens.view import KeyTokens, KnownVisibility

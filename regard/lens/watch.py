@@ -28,6 +28,7 @@ from regard.lens.overlays import read_layouts
 from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import KeyTokens, KnownVisibility, View
+from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
 KEEP = ("qk", "output")

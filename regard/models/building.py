@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from regard.checks import check_int
+from regard.files import read_json
 from regard.models.config import Config
 from regard.models.family import Family, empty, places
 from regard.models.initialization import initialize
 from regard.models.loading import DTYPES, FAMILIES, family_of
 from regard.models.model import Model
-from regard.parsing import read_json
 
 __all__ = ["build"]
 

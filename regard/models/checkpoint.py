@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.atomic_files import recover
-from regard.parsing import Refusal, parsed, read_json
+from regard.files import Refusal, parsed, read_json, recover
 from regard.safetensors_file import Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
 SINGLE = "model.safetensors"

@@ -31,17 +31,17 @@ __all__ = ["DualEncoder", "SimilarityHead"]
 class SimilarityHead(nn.Module):
     """Projections of pooled texts and images to one width e, and their similarity.
 
-    text, picture: widths of the pooled vectors; None without such a tower. The scale of similarities is kept as its
+    text, image: widths of the pooled vectors; None without such a tower. The scale of similarities is kept as its
     logarithm; one tower alone has none.
     """
 
     scale: Tensor | None
 
-    def __init__(self, e: int, *, text: int | None = None, picture: int | None = None) -> None:
+    def __init__(self, e: int, *, text: int | None = None, image: int | None = None) -> None:
         super().__init__()
         self.text = None if text is None else Linear(text, e, bias=False)
-        self.picture = None if picture is None else Linear(picture, e, bias=False)
-        self.scale = None if text is None or picture is None else nn.Parameter(torch.zeros(()))
+        self.image = None if image is None else Linear(image, e, bias=False)
+        self.scale = None if text is None or image is None else nn.Parameter(torch.zeros(()))
 
     def forward(self, texts: Tensor, images: Tensor) -> Tensor:
         """Normalized vectors (B, e) and (P, e) → similarities (P, B)."""
@@ -66,7 +66,7 @@ class DualEncoder(Model):
     ) -> None:
         super().__init__(config)
         assert (text is None) == (text_pooler is None) == (head.text is None)
-        assert (vision is None) == (vision_pooler is None) == (head.picture is None)
+        assert (vision is None) == (vision_pooler is None) == (head.image is None)
         self.text, self.text_pooler, self.vision, self.vision_pooler = text, text_pooler, vision, vision_pooler
         self.head = head
 
@@ -183,8 +183,8 @@ class DualEncoder(Model):
 
     def _image_output(self, pixel_values: Tensor, output_hidden_states: bool) -> ModelOutput:
         assert self.vision_pooler is not None
-        assert self.head.picture is not None
+        assert self.head.image is not None
         x, hidden_states = self._vision()(pixel_values, output_hidden_states=output_hidden_states)
         pooled = self.vision_pooler(x)
-        embeds = normalize(self.head.picture(pooled), dim=-1)
+        embeds = normalize(self.head.image(pooled), dim=-1)
         return ModelOutput(image_embeds=embeds, last_hidden_state=x, pooler_output=pooled, hidden_states=hidden_states)

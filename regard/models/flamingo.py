@@ -189,7 +189,7 @@ class FlamingoModel(Model):
         if not frames:
             return sides
         grids = [embed.patches.grid(*frame.pixels) for frame in frames]
-        vectors = [Layout.grid(*g, embed.patches.size, embed.before, picture=i) for i, g in enumerate(grids)]
+        vectors = [Layout.grid(*g, embed.patches.size, embed.before, image=i) for i, g in enumerate(grids)]
         images = Layout.stacked(vectors)
         if self.resampler is not None:
             vectors = [Layout.latents(len(self.resampler.latents), number) for number in range(len(frames))]

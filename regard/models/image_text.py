@@ -280,7 +280,7 @@ class Matching(nn.Module):
 
     def __init__(self, d: int, d_image: int, e: int) -> None:
         super().__init__()
-        self.score, self.text, self.picture = Linear(d, 2), Linear(d, e), Linear(d_image, e)
+        self.score, self.text, self.image = Linear(d, 2), Linear(d, e), Linear(d_image, e)
 
 
 class Matcher(ImageTextModel):
@@ -330,7 +330,7 @@ class Matcher(ImageTextModel):
 
     def encode_image(self, pixel_values: Tensor) -> Tensor:
         """Normalized vectors (B, e) of images (B, C, H, W)."""
-        return normalize(self.head.picture(self.see(pixel_values).last_hidden_state[:, 0]), dim=-1)
+        return normalize(self.head.image(self.see(pixel_values).last_hidden_state[:, 0]), dim=-1)
 
 
 def _output(logits: Tensor, text: TowerOutput, encoder: TowerOutput, loss: Tensor | None) -> ModelOutput:

@@ -235,7 +235,7 @@ class VisionLanguageModel(Model):
         words, sides = Layout.of([("padding", "text")[token] for token in is_token.tolist()]), {}
         if frames:
             grids = [embed.patches.grid(*frame.pixels) for frame in frames]
-            images = [Layout.grid(*g, embed.patches.size, embed.before, picture=i) for i, g in enumerate(grids)]
+            images = [Layout.grid(*g, embed.patches.size, embed.before, image=i) for i, g in enumerate(grids)]
             seen = Layout.stacked(images)  # the tower reads them as P sequences
             sides = {f"vision.blocks.{i}.attention": Sides(seen, seen, frames) for i in range(len(self.vision.blocks))}
             # The images' tokens, in their places among those of the text.

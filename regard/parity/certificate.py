@@ -12,8 +12,7 @@ from math import inf, isfinite
 from typing import Any, Literal, NamedTuple
 
 from regard import tables
-from regard.locale import catalogue, translate
-from regard.stages import Lang
+from regard.locale import Lang, catalogue, translate
 
 __all__ = ["Certificate", "Line", "TensorPlace", "Verdict"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard.backends.call import Call
-from regard.data.tokenizer_loading import FILE_SETS
+from regard.data.tokenizer import FILE_SETS
 from regard.layouts import Frame
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
@@ -25,9 +25,8 @@ from regard.models.model import Model
 from regard.models.text import AnsweringModel, LongTextModel, TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
-from regard.nn.block_attention import BlockAttention
 from regard.nn.heads import EndPooler
-from regard.nn.sliding_attention import SlidingAttention
+from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
@@ -94,8 +93,8 @@ def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: i
         ids, mask = _draw_texts(ours, most, random)
     else:
         batch = ours.tokenizer.batch(sentences, pad="right", length=most, truncate=cut and most is not None)
-        mask = batch.mask
-        ids = batch.ids.where(mask, pad_id(ours))  # by this id transformers finds the last token
+        mask = batch.attention_mask
+        ids = batch.input_ids.where(mask, pad_id(ours))  # by this id transformers finds the last token
     for n, length in enumerate(mask.sum(1).tolist()):
         if length == 0:
             raise ValueError(f"text {n} has no token: an empty text says nothing to this model")

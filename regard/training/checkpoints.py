@@ -15,8 +15,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from regard.atomic_files import atomic_directory
-from regard.parsing import read_json
+from regard.files import atomic_directory, read_json
 
 __all__ = ["Checkpoints"]
 

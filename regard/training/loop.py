@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
-from regard.atomic_files import atomic_file
+from regard.files import atomic_file, read_json
 from regard.models.model import Model
-from regard.parsing import read_json
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
 from regard.training.data import fingerprint

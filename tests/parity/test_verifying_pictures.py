@@ -314,7 +314,7 @@ def shifted(path: str):
         ("SwinModel", scaled("tower.stages.1.blocks.2.attention"), "layer 1, attention weights"),
         ("SwinForImageClassification", scaled("tower.stages.1.blocks.1.attention"), "layer 1, attention weights"),
         ("CLIPModel", scaled("text.blocks.2.attention"), "text layer 2, hidden states"),
-        ("CLIPModel", shifted("head.picture.weight"), "picture vectors"),
+        ("CLIPModel", shifted("head.image.weight"), "picture vectors"),
         ("CLIPModel", shifted("head.scale"), "logits"),
         ("BlipForConditionalGeneration", scaled("decoder.blocks.1.cross"), "text layer 1, hidden states"),
         ("BlipForQuestionAnswering", scaled("vision.blocks.1.attention"), "picture layer 1, hidden states"),

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic_files import atomic_file
-from regard.parsing import Refusal, check_file, parsed
+from regard.files import Refusal, atomic_file, check_file, parsed
 from regard.safetensors_file import CODES, MAX_HEADER, TensorFile, TensorFileError, check_tensor
 
 VERSION = 1

@@ -118,7 +118,7 @@ def build(config: Config, task: str) -> Model:
     assert vision.norm is not None
     return DualEncoder(
         config,
-        SimilarityHead(config.int("projection_dim", 512), text=d, picture=seen),
+        SimilarityHead(config.int("projection_dim", 512), text=d, image=seen),
         text=text_tower(text, seen),
         text_pooler=Pooler(d),
         vision=vision,
@@ -135,13 +135,13 @@ FAMILY = Family(
     tasks={
         "zero-shot-image-classification": Task(
             architecture="BlipModel",
-            names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
+            names={"head.text": "text_projection", "head.image": "visual_projection", "head.scale": "logit_scale"},
         ),
         "image-to-text": Task(architecture="BlipForConditionalGeneration", names=WORDS, copies=COPIES),
         "visual-question-answering": Task(architecture="BlipForQuestionAnswering", names=WORDS, copies=COPIES),
         "image-text-matching": Task(
             architecture="BlipForImageTextRetrieval",
-            names={"head.score": "itm_head", "head.text": "text_proj", "head.picture": "vision_proj"},
+            names={"head.score": "itm_head", "head.text": "text_proj", "head.image": "vision_proj"},
         ),
     },
     ignored=(r"embeddings\.position_ids$", r"^text_decoder\.cls\.predictions\.decoder\.(weight|bias)$"),

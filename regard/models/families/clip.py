@@ -111,7 +111,7 @@ def build(config: Config, task: str) -> Model:
     text, e = tower_config(config, "text_config"), config.int("projection_dim", 512)
     return DualEncoder(
         config,
-        SimilarityHead(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),
+        SimilarityHead(e, text=text.int("hidden_size", 512), image=vision.int("hidden_size", 768)),
         text=text_tower(text),
         text_pooler=text_pooler(text),
         vision=vision_tower(vision),
@@ -133,7 +133,7 @@ def build_vision(config: Config, task: str) -> Model:
     tower, pooler = vision_tower(config), vision_pooler(config)
     if task == "feature-extraction":
         return VisionModel(config, tower, pooler=pooler)
-    head = SimilarityHead(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
+    head = SimilarityHead(config.int("projection_dim", 512), image=config.int("hidden_size", 768))
     return DualEncoder(config, head, vision=tower, vision_pooler=pooler)
 
 
@@ -154,7 +154,7 @@ FAMILY = Family(
     tasks={
         "zero-shot-image-classification": Task(
             architecture="CLIPModel",
-            names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
+            names={"head.text": "text_projection", "head.image": "visual_projection", "head.scale": "logit_scale"},
         ),
         "image-classification": Task(architecture="CLIPForImageClassification", names={"head.score": "classifier"}),
     },
@@ -181,9 +181,7 @@ VISION_FAMILY = replace(
     names={name: theirs for name, theirs in NAMES.items() if not name.startswith("text.")},
     tasks={
         "feature-extraction": Task(architecture="CLIPVisionModel"),
-        "image-encoding": Task(
-            architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}
-        ),
+        "image-encoding": Task(architecture="CLIPVisionModelWithProjection", names={"head.image": "visual_projection"}),
     },
     moved={r"^(?=embeddings\.|encoder\.|pre_|post_)": "vision_model."},
 )
