@@ -5,6 +5,7 @@ shakespeare-cpu   the same, nanoGPT's CPU settings
 multi30k          English → German with the 2017 Transformer, its own BPE tokenizer, beam search
 fashion-mnist     a ViT from scratch
 nsmc              Korean film reviews with the Korean ALBERT
+collapse          learning rates from right to far too large, with the monitor
 
 DIR of the data holds the files named in each function. Results are kept in benchmarks/results/training.md.
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +101,16 @@ def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]
 def fashion_mnist(data: Path, out: Path, device: str) -> dict[str, Any]:
     model = regard.build(
         "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=6,
-        num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
-        id2label={str(n): str(n) for n in range(10)}, label2id={str(n): n for n in range(10)}, device=device,
+        num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        num_labels=10, device=device,
     )  # fmt: skip
     recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, smoothing=0.1)
-    train(
-        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=6000,
-        batch_size=512, learning_rate=1e-3, warmup=300, final_ratio=0.01, weight_decay=0.05, eval_every=1000,
-        log_every=100, precision="bf16",
+    result = train(
+        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=8000,
+        batch_size=256, learning_rate=6e-4, warmup=400, final_ratio=0.01, weight_decay=0.1, betas=(0.9, 0.999),
+        eval_every=1000, log_every=100, precision="bf16",
     )  # fmt: skip
-    return {"accuracy": accuracy_of(model, recipe, data / "fashion_test.npz", 500)}
+    return result.metrics
 
 
 def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
@@ -116,24 +119,38 @@ def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
         ignore=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
     )  # fmt: skip
     recipe = regard.recipes.TextClassification.for_model(model, length=96)
-    train(
+    result = train(
         model, recipe, data / "nsmc_train.tsv", out=out, eval_data=data / "nsmc_test.tsv", steps=4700, batch_size=64,
         learning_rate=3e-5, schedule="linear", final_ratio=0.0, warmup=400, weight_decay=0.01, betas=(0.9, 0.999),
         eval_every=2350, log_every=50, precision="bf16",
     )  # fmt: skip
-    return {"accuracy": accuracy_of(model, recipe, data / "nsmc_test.tsv", 512)}
+    return result.metrics
 
 
-@torch.no_grad()
-def accuracy_of(model: Any, recipe: Any, data: Path, size: int) -> float:
-    rows = recipe.rows(data, model, training=False)
-    right = 0
-    for first in range(0, len(rows), size):
-        chosen = [rows[n] for n in range(first, min(len(rows), first + size))]
-        batch = {name: tensor.to(model.device) for name, tensor in recipe.batch(chosen, [None] * len(chosen)).items()}
-        labels = batch.pop("labels")
-        right += int((model(**batch).logits.argmax(-1) == labels).sum())
-    return right / len(rows)
+def collapse(data: Path, out: Path, device: str) -> dict[str, Any]:
+    """The CPU settings with learning rates from right to far too large: when does the monitor warn, and the loss jump?"""
+    found = {}
+    for rate in (1e-3, 1e-2, 3e-2, 1e-1):
+        sizes = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
+        model = regard.build("gpt2", **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, device=device)
+        folder = out / str(rate)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(
+                model, regard.recipes.CausalLM(length=64), data / "shakespeare_train.txt", out=folder, steps=400,
+                batch_size=12, learning_rate=rate, schedule="linear", warmup=400, clip=0.0, seed=1337, log_every=2,
+                monitor_every=2,
+            )  # fmt: skip
+        losses = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        looks = [json.loads(line) for line in (folder / "monitor.jsonl").read_text().splitlines()]
+        best, diverged = math.inf, None
+        for line in losses:
+            best = min(best, line["loss"])
+            if diverged is None and line["loss"] > best + 0.5:
+                diverged = line["step"]
+        alarm = next((look["step"] for look in looks if look["alarms"]), None)
+        found[str(rate)] = {"alarm": alarm, "loss 0.5 above its best": diverged, "last loss": losses[-1]["loss"]}
+    return found
 
 
 EXPERIMENTS = {
@@ -142,6 +159,7 @@ EXPERIMENTS = {
     "multi30k": multi30k,
     "fashion-mnist": fashion_mnist,
     "nsmc": nsmc,
+    "collapse": collapse,
 }
 
 

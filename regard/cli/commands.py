@@ -310,6 +310,52 @@ class VerifyOptions(OutputOptions):
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OutputOptions):
+    """Options of `regard train`."""
+
+    recipe: str = argument("RECIPE", "What the model learns.")
+    model: str = option("Config to build, or checkpoint to fine-tune: a file, a directory, a hub id.", "MODEL")
+    data: Path = option("Training data; see docs/training.md for the columns of each recipe.", "FILE")
+    out: Path = option("Directory of the run. The same command resumes it.", "DIR")
+    eval_data: Path | None = option("Held-out data.", "FILE", None)
+    steps: int = option("Optimizer steps.", "N", 1000)
+    batch: int = option("Rows per step, over all processes.", "N", 16)
+    accumulate: int | None = option("Micro-batches per step.", "N", None)
+    length: int | None = option("Tokens per row.", "N", None)
+    learning_rate: float | None = option("Highest learning rate; default: 3e-4.", "X", None)
+    schedule: str | None = option("cosine, linear, inverse-sqrt, constant.", "NAME", None)
+    warmup: int | None = option("Steps of linear warm-up.", "N", None)
+    final_ratio: float | None = option("Last ÷ highest learning rate.", "X", None)
+    weight_decay: float | None = option("Of matrices; default: 0.1.", "X", None)
+    clip: float | None = option("Largest gradient norm; default: 1.", "X", None)
+    precision: str | None = option("fp32 or bf16 (autocast).", "NAME", None)
+    ema: float | None = option("Decay of an average of the weights.", "X", None)
+    seed: int | None = option("Of weights, data order and dropout.", "N", None)
+    eval_every: int | None = option("Steps between evaluations.", "N", None)
+    save_every: int | None = option("Steps between checkpoints.", "N", None)
+    log_every: int | None = option("Steps between log lines.", "N", None)
+    keep: int | None = option("Checkpoints to keep; default: 2.", "N", None)
+    monitor_every: int | None = option("Steps between looks at attention.", "N", None)
+    shard: bool = option("Shard weights over the processes (FSDP2).")
+    tensor_parallel: int | None = option("Processes that share each matrix.", "N", None)
+    recompute: bool = option("Recompute activations, for less memory.")
+    compile: bool = option("torch.compile each block.")
+    device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
+    num_labels: int | None = option("Labels of a new classification head.", "N", None)
+    ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
+    vocab_size: int = option("translate: size of the BPE tokenizer.", "N", 8000)
+    smoothing: float | None = option("Label smoothing.", "X", None)
+    probability: float | None = option("mlm: share of hidden tokens.", "X", None)
+    whole_words: bool = option("mlm: hide whole words.")
+    pairs: str | None = option("mlm: next-sentence or sentence-order.", "NAME", None)
+    density: float | None = option("span-corruption, infilling: share that goes.", "X", None)
+    mean_span: float | None = option("span-corruption, infilling: mean span.", "X", None)
+    flip: bool = option("image-classification: mirror half of the images.")
+    shift: int | None = option("image-classification: move images by up to N pixels.", "N", None)
+    mixup: float | None = option("image-classification: α of mixup.", "X", None)
+
+
 # ----------------------------------------------------------------------------------------------------------- the table
 
 
@@ -440,6 +486,16 @@ COMMANDS = (
         "rounding from bugs. Image models (ViT, Swin, CLIP, BLIP, LLaVA, Idefics) are compared on generated "
         "images. Needs pip install transformers.",
         "Exit code: 0 if the same up to rounding, 1 if not.",
+    ),
+    command(
+        "train", "train", TrainOptions,
+        "Train a model, or fine-tune a checkpoint.",
+        "Train a model from a config, or fine-tune a checkpoint. Killed at any moment, the same command resumes and "
+        "ends in the same weights.",
+        "RECIPE: clm, mlm, span-corruption, infilling, translate, text-classification, token-classification, "
+        "question-answering, image-classification, contrastive.",
+        "Example: regard train clm --model config.json --data text.txt --out run --steps 120 --batch 4 --length 48",
+        "On several processes: torchrun --nproc-per-node 2 -m regard train …. The trained model is in DIR/model.",
     ),
     command(
         "mask", "mask", MaskOptions,

@@ -32,6 +32,7 @@ def build(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    num_labels: int | None = None,
     **values: Any,
 ) -> Model:
     """Build a model from its config, with the initial weights of its paper or original code.
@@ -51,6 +52,7 @@ def build(
         seed: of the initial weights. The same seed gives the same weights on every device.
         dtype: of the weights.
         device: where the weights go.
+        num_labels: number of labels of a classifier, named LABEL_0 and so on; default: those of the config.
         **values: keys of config.json that replace those of `config`.
 
     Returns:
@@ -65,6 +67,9 @@ def build(
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
     check_int("seed", seed, 0)
     read = _read_config(config, values)
+    if num_labels is not None:
+        check_int("num_labels", num_labels, 1)
+        read = read.with_labels(f"LABEL_{number}" for number in range(num_labels))
     family = family_of(read)
     task = _task(family, read) if task is None else task
     if task not in family.tasks:
@@ -88,17 +93,17 @@ def _read_config(config: Any, values: dict[str, Any]) -> Config:
                 + ", ".join(FAMILIES)
             )
         if path.is_dir():
-            opened = Config.open(path)
-            return Config({**opened.values, **values}, opened.where)
-        held = read_json(path)
-        if not isinstance(held, dict):
-            raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
-        return Config({**held, **values}, str(path))
+            config = Config.open(path)
+        else:
+            held = read_json(path)
+            if not isinstance(held, dict):
+                raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
+            return Config({**held, **values}, str(path))
     if isinstance(config, Config):
         return Config({**config.values, **values}, config.where)
     if isinstance(config, Mapping):
         return Config({**config, **values}, "build({…})")
-    if hasattr(config, "to_diff_dict"):  # of transformers: its defaults are the family's, so only what differs counts
+    if hasattr(config, "to_dict"):  # of transformers
         return Config({**config.to_dict(), **values}, f"build({type(config).__name__})")
     raise TypeError(
         f"config must be a path, a dict, a transformers config or a family's name, got {type(config).__name__}"

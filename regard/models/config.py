@@ -223,6 +223,14 @@ class Config:
             raise ValueError(f"{self.where}: id2label must map numbers to names, got {id2label!r:.80}")
         return len(id2label)
 
+    def with_labels(self, names: Iterable[builtins.str]) -> Config:
+        """A config with these labels in place of its own."""
+        numbered = dict(enumerate(names))
+        values = {key: value for key, value in self.values.items() if key not in ("num_labels", "_num_labels")}
+        values["id2label"] = {builtins.str(number): name for number, name in numbered.items()}
+        values["label2id"] = {name: number for number, name in numbered.items()}
+        return Config(values, self.where)
+
     def explain(self, error: Exception) -> builtins.str:
         """An error's message with the file and the keys that hold the values that it mentions.
 

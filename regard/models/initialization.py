@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -26,19 +26,23 @@ Draw = float | tuple[float, ...] | Constant | None
 
 
 @torch.no_grad()
-def initialize(model: Model, generator: torch.Generator) -> None:
+def initialize(model: Model, generator: torch.Generator, *, only: Collection[str] | None = None) -> None:
     """Draw every parameter of a model, in the order of `named_parameters`.
 
     By default matrices and embeddings are N(0, initializer_range²), biases 0, norms 1; `RULES` has the families that
     differ.
+
+    only: names of the parameters to draw; default all.
     """
     values = model.config.values
     std = float(values.get("initializer_range", values.get("init_std", 0.02)))
-    rule = RULES.get(model.family.model_type, lambda *_: None)
+    rule = RULES.get(model.family.model_type)
     owners = dict(model.named_modules())
     for name, parameter in model.named_parameters():
+        if only is not None and name not in only:
+            continue
         path, _, leaf = name.rpartition(".")
-        draw = rule(name, parameter, model)
+        draw = None if rule is None else rule(name, parameter, model)
         if leaf.endswith("bias") and not isinstance(draw, Constant):
             parameter.zero_()
         elif isinstance(draw, Constant):
@@ -91,7 +95,7 @@ def _t5(name: str, parameter: Tensor, model: Model) -> Draw:
         return float(factor * parameter.shape[1] ** -0.5)
     if name == "head.score.weight" and model.task == "token-classification":
         return factor
-    return factor * d**-0.5
+    return float(factor * d**-0.5)
 
 
 def _vision(name: str, parameter: Tensor, model: Model) -> Draw:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
+from regard.checks import check_int
 from regard.models.checkpoint import Checkpoint, find, listed, refuse_foreign
 from regard.models.config import Config
 from regard.models.family import Family, WeightPlace, empty, places
+from regard.models.initialization import initialize
 from regard.models.model import Model
 
 __all__ = ["FAMILIES", "family_named", "family_of", "load"]
@@ -47,6 +49,8 @@ FAMILIES = {
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
 
+HEADS = ("head.", "pooler.", "text_pooler.", "vision_pooler.")  # what fine-tuning may begin anew
+
 Progress = Callable[[int, int], None]
 """Called after each tensor with the bytes read and the bytes in all."""
 
@@ -57,6 +61,8 @@ def load(
     task: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
     ignore: Iterable[str] = (),
     revision: str | None = None,
     progress: Progress | None = None,
@@ -87,6 +93,9 @@ def load(
             visual-question-answering, zero-shot-image-classification; default: what config.json names.
         dtype: of the weights; None keeps the file's.
         device: where the weights go, straight from the file.
+        num_labels: number of labels to fine-tune for. A head that the checkpoint lacks, or has with another number of
+            labels, is initialised as the family does (seed 0); `save` keeps it.
+        labels: their names, instead of LABEL_0 and so on; num_labels is then their number.
         ignore: keys of config.json and preprocessor_config.json that you know to change nothing.
         revision: a branch, tag or commit on the hub.
         progress: called after each tensor with the bytes read and the bytes in all.
@@ -100,21 +109,32 @@ def load(
             files, pickled weights.
         TypeError: a dtype other than torch's four floating ones.
     """
+    if labels is not None:
+        labels = tuple(labels)
+        if num_labels not in (None, len(labels)) or len(set(labels)) != len(labels):
+            raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
+        num_labels = len(labels)
+    if num_labels is not None:
+        check_int("num_labels", num_labels, 1)
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")
     directory = find(path, revision=revision)
     config = Config.open(directory)
     family = family_of(config)
+    if task is None and num_labels is not None:
+        task = next((name for name in ("text-classification", "image-classification") if name in family.tasks), None)
     task = family.task_of(config.values.get("architectures")) if task is None else task
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    if num_labels is not None:
+        config = config.with_labels(labels or [f"LABEL_{number}" for number in range(num_labels)])
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
         config = family.adjust(config, checkpoint.entries)
     model = empty(family, config, task)
     ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
     config.check_unused(family.title, harmless=family.harmless, ignore=ignore)
-    fill(model, checkpoint, dtype, torch.device(device), progress)
+    fill(model, checkpoint, dtype, torch.device(device), progress, fresh_head=num_labels is not None)
     model.directory, model.ignored = directory, tuple(ignore)
     return model.eval()
 
@@ -138,9 +158,18 @@ def family_named(model_type: str) -> Family:
 
 
 def fill(
-    model: Model, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device, progress: Progress | None
+    model: Model,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Progress | None,
+    *,
+    fresh_head: bool = False,
 ) -> None:
-    """Read every weight of a model, after all of them are known to be there and to fit."""
+    """Read every weight of a model, after all of them are known to be there and to fit.
+
+    fresh_head: weights of the head and pooler that are missing, or have another shape, are initialised.
+    """
     family = model.family
     # 1. Names: those of the newest `transformers` → those in the file.
     stored: dict[str, str] = {}
@@ -163,6 +192,11 @@ def fill(
         plan = [place for place in plan if place not in pooler]
         model.register_module("pooler", None)
     _take_copies(model, plan, stored, prefix)
+    fresh: list[WeightPlace] = []
+    if fresh_head:
+        fresh = [place for place in plan if place.name.startswith(HEADS) and not _fits(place, checkpoint, stored)]
+        plan = [place for place in plan if place not in fresh]
+        stored = {name: entry for name, entry in stored.items() if name not in _read_by(fresh)}
     # 3. Check, before memory is taken.
     _check_tensors(model, plan, checkpoint, stored, prefix)
     dtypes = {part: checkpoint.entries[stored[part]].dtype for part in _read_by(plan) if part in stored}
@@ -189,6 +223,22 @@ def fill(
         done += sum(checkpoint.entries[stored[part]].nbytes for part in place.theirs)
         if progress is not None:
             progress(done, checkpoint.nbytes)
+
+    # 5. Draw what is new.
+    if fresh:
+        kind = dtype or next(iter(dtypes.values()))
+        for place in fresh:
+            place.put(torch.empty(place.shape, dtype=torch.float32))
+        initialize(model, torch.Generator().manual_seed(0), only={place.name for place in fresh})
+        parameters = dict(model.named_parameters())
+        for place in fresh:
+            place.put(parameters[place.name].detach().to(device, kind))
+
+
+def _fits(place: WeightPlace, checkpoint: Checkpoint, stored: dict[str, str]) -> bool:
+    """Does the checkpoint hold a parameter, in its shape?"""
+    shapes = zip(place.theirs, place.source.shapes(place.shape, place.rows), strict=True)
+    return all(part in stored and checkpoint.entries[stored[part]].shape == shape for part, shape in shapes)
 
 
 def _read_by(plan: Iterable[WeightPlace]) -> set[str]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from regard.files import atomic_directory, read_json
 
@@ -50,8 +52,8 @@ class Checkpoints:
             try:
                 with warnings.catch_warnings():  # that a single process is single
                     warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                    dcp.save(state, checkpoint_id=part, no_dist=not dist.is_initialized())
-            except dcp.api.CheckpointException as error:
+                    save_distributed(state, checkpoint_id=part, no_dist=not dist.is_initialized())
+            except CheckpointException as error:
                 causes = [cause for cause, _ in error.failures.values()] or [error]
                 raise OSError(f"cannot write the checkpoint of step {step} to {target}: {causes[0]}") from causes[0]
             if _rank() == 0:
@@ -73,7 +75,7 @@ class Checkpoints:
             folder = self.directory / f"step-{step:08d}"
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                dcp.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+                load_distributed(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
         return int(step)
 
     def newest_intact(self) -> int:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer
 
-__all__ = ["Blocks", "byte_tokenizer", "encode_stream", "fingerprint", "read_documents", "read_rows"]
+__all__ = ["TokenBlocks", "byte_tokenizer", "encode_stream", "fingerprint", "read_documents", "read_rows"]
 
 
-class Blocks(Sequence[Tensor]):
-    """Blocks of `length` tokens of a stream, one every `stride` tokens.
+class TokenBlocks(Sequence[Tensor]):
+    """TokenBlocks of `length` tokens of a stream, one every `stride` tokens.
 
-    >>> Blocks(torch.arange(10), length=4, stride=3)[1]
+    >>> TokenBlocks(torch.arange(10), length=4, stride=3)[1]
     tensor([3, 4, 5, 6])
 
     Raises ValueError for a stream shorter than one block.
@@ -105,7 +105,7 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     if path.suffix == ".tsv":  # quotes are text there
-        lines = ([*line.split("\t")] for line in _lines(path) if line)
+        lines = iter([line.split("\t") for line in _lines(path) if line])
     else:
         lines = iter(list(csv.reader(_text(path).splitlines())))
     first = next(lines, [])

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -208,7 +208,7 @@ class Run:
             processes.synchronize(self.model, last=micro == len(batches) - 1)
             with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 total, count = self.recipe.loss(self.model, batch)
-            total.backward()
+            torch.autograd.backward(total)
             sums += torch.stack([total.detach().float(), count.float()])
             self.tokens += batch_tokens(batch) * processes.data_size
         processes.sum(sums)
@@ -238,7 +238,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     split = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
     norms = [torch.nn.utils.get_total_norm(part, foreach=True) for part in (split, whole) if part]
-    return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
+    whole_norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return cast(Tensor, torch.linalg.vector_norm(torch.stack(whole_norms)))
 
 
 @torch.no_grad()

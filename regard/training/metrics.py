@@ -19,7 +19,7 @@ def accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     True
     """
     _check(predicted, expected)
-    return sum(one == other for one, other in zip(predicted, expected, strict=True)) / len(expected)
+    return sum(bool(one == other) for one, other in zip(predicted, expected, strict=True)) / len(expected)
 
 
 def macro_f1(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -31,7 +31,7 @@ def macro_f1(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     _check(predicted, expected)
     scores = []
     for label in dict.fromkeys(expected):
-        right = sum(one == other == label for one, other in zip(predicted, expected, strict=True))
+        right = sum(bool(one == other == label) for one, other in zip(predicted, expected, strict=True))
         scores.append(2 * right / (list(predicted).count(label) + list(expected).count(label)))
     return sum(scores) / len(scores)
 
@@ -67,7 +67,7 @@ def bleu(predicted: Sequence[str], expected: Sequence[str], *, lowercase: bool =
     Raises ImportError if sacrebleu is not installed.
     """
     check_bleu()
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     _check(predicted, expected)
     metric = BLEU(lowercase=lowercase)
@@ -87,7 +87,7 @@ def rouge(predicted: Sequence[str], expected: Sequence[str]) -> dict[str, float]
     Raises ImportError if rouge-score is not installed.
     """
     try:
-        from rouge_score.rouge_scorer import RougeScorer
+        from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         raise ImportError("ROUGE needs rouge-score: pip install 'regard[metrics]'") from error
     _check(predicted, expected)

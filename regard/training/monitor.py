@@ -128,7 +128,7 @@ class Monitor:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoard files need tensorboard: pip install tensorboard") from error
-        self._writer = SummaryWriter(str(self.out))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(self.out))
 
     def step(self, step: int) -> list[Alarm]:
         """Call after each optimizer step: looks if it is time, and returns new alarms, which also warn."""

@@ -128,7 +128,8 @@ def wrap(model: Model, config: TrainConfig, processes: Processes) -> nn.Module:
     if config.shard:
         for block in blocks:
             fully_shard(block, mesh=processes.mesh["data"])
-        return fully_shard(model, mesh=processes.mesh["data"])
+        fully_shard(model, mesh=processes.mesh["data"])
+        return model
     ids = [processes.device.index] if processes.device.type == "cuda" else None
     return DistributedDataParallel(
         model, device_ids=ids, process_group=processes.mesh.get_group("data"), gradient_as_bucket_view=True
@@ -145,7 +146,7 @@ def full_model(model: Model, processes: Processes) -> Model:
     if not split:
         return model
     if processes.mesh is not None and processes.mesh.size(1) > 1:
-        weights = gather(model)
+        weights: dict[str, Any] = gather(model)
     else:
         weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if not processes.main:

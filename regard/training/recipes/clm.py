@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.model import Model
-from regard.training.data import Blocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream, read_documents
 from regard.training.recipes.recipe import Batch, Recipe, tokenizer_of
 
 __all__ = ["CausalLM"]
@@ -19,7 +19,7 @@ __all__ = ["CausalLM"]
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(Recipe):
-    """Blocks of a stream of tokens, starting anywhere in training and side by side in evaluation.
+    """TokenBlocks of a stream of tokens, starting anywhere in training and side by side in evaluation.
 
     >>> batch = CausalLM(length=4).batch([torch.arange(4)], [])
     >>> sorted(batch), batch["labels"].tolist()
@@ -35,7 +35,7 @@ class CausalLM(Recipe):
 
     @classmethod
     def for_model(cls, model: Model, *, length: int | None = None) -> CausalLM:
-        """Blocks as long as the model's positions, unless `length` says otherwise."""
+        """TokenBlocks as long as the model's positions, unless `length` says otherwise."""
         limit = getattr(model, "max_positions", None)
         length = (limit or 1024) if length is None else length
         if length < 2 or (limit is not None and length > limit):
@@ -43,9 +43,9 @@ class CausalLM(Recipe):
         return cls(length=length)
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Tensor]:
-        """Blocks of a text's tokens."""
+        """TokenBlocks of a text's tokens."""
         tokens = encode_stream(tokenizer_of(model), read_documents(data))
-        return Blocks(tokens, self.length, 1 if training else self.length)
+        return TokenBlocks(tokens, self.length, 1 if training else self.length)
 
     def batch(self, rows: Sequence[Tensor], rng: Sequence[np.random.Generator]) -> Batch:
         """input_ids and labels (B, N); the model shifts the labels."""

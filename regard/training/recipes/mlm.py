@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.models.losses import IGNORED, token_loss
 from regard.models.model import Model
-from regard.training.data import Blocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream, read_documents
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 
 __all__ = ["MaskedLM"]
@@ -104,11 +104,11 @@ class MaskedLM(Recipe):
         )
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
-        """Blocks of a text's tokens; for pairs, two neighbouring segments of sentences and one from elsewhere."""
+        """TokenBlocks of a text's tokens; for pairs, two neighbouring segments of sentences and one from elsewhere."""
         tokenizer, documents = tokenizer_of(model), read_documents(data)
         room = self.length - len(self.start_ids) - len(self.end_ids) * (1 if self.pairs is None else 2)
         if self.pairs is None:
-            return Blocks(encode_stream(tokenizer, documents), room, 1 if training else room)
+            return TokenBlocks(encode_stream(tokenizer, documents), room, 1 if training else room)
         if len(documents) == 1:
             documents = [text for text in re.split(r"\n\s*\n", documents[0]) if text.strip()]
         segments = [_segments(tokenizer, text, room // 2) for text in documents]

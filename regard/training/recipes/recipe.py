@@ -31,7 +31,7 @@ class Recipe:
     task: ClassVar[str]
 
     @classmethod
-    def for_model(cls, model: Model, **options: Any) -> Self:
+    def for_model(cls, model: Model, *args: Any, **options: Any) -> Self:
         """The recipe with the token ids and sizes of a model. Raises ValueError if they do not fit each other."""
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ def batches_of(recipe: Recipe, rows: Sequence[Any], model: Model, size: int = 64
         yield {name: tensor.to(model.device) for name, tensor in recipe.batch(chosen, rng).items()}
 
 
-def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Tensor:
     """Rows of unequal length as one tensor (B, N), padded on the right."""
     padded = torch.full((len(rows), max(map(len, rows))), value, dtype=torch.long)
     for place, row in zip(padded, rows, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import Blocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream, read_documents
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 
 __all__ = ["SpanCorruption"]
@@ -71,8 +71,8 @@ class SpanCorruption(Recipe):
         )
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Tensor]:
-        """Blocks of a text's tokens."""
-        return Blocks(
+        """TokenBlocks of a text's tokens."""
+        return TokenBlocks(
             encode_stream(tokenizer_of(model), read_documents(data)), self.length, 1 if training else self.length
         )
 
