@@ -128,7 +128,7 @@ def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
 
 
 def collapse(data: Path, out: Path, device: str) -> dict[str, Any]:
-    """The CPU settings with learning rates from right to far too large: when does the monitor warn, and the loss jump?"""
+    """The CPU settings with learning rates from right to far too large: when does the monitor warn?"""
     found = {}
     for rate in (1e-3, 1e-2, 3e-2, 1e-1):
         sizes = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
