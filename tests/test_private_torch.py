@@ -14,6 +14,7 @@ import regard
 from regard import devices, masks
 from regard.checks import followed, untraced
 from regard.testing import assert_rule
+from regard.training.loop import multiply
 
 PACKAGE = Path(regard.__file__).parent
 
@@ -46,6 +47,15 @@ def private_names() -> set[str]:
 
 def test_every_private_name_is_known():
     assert private_names() == KNOWN.keys()
+
+
+def test_gradients_are_scaled_without_the_foreach_kernel(monkeypatch):
+    tensors = [torch.arange(3.0), torch.ones(2, 2)]
+    multiply(tensors, torch.tensor(2.0))
+    monkeypatch.delattr(torch, "_foreach_mul_")
+    multiply(tensors, torch.tensor(2.0))
+    assert tensors[0].tolist() == [0, 4, 8]
+    assert tensors[1].tolist() == [[4, 4], [4, 4]]
 
 
 class Without:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.files import atomic_file, read_json
 from regard.models.model import Model
@@ -216,16 +217,26 @@ class Run:
         # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         local = [local_part(gradient) for gradient in gradients]
-        torch._foreach_mul_(local, processes.data_size / count)
+        multiply(local, processes.data_size / count)
         norm = total_norm(gradients)
         if config.clip:
-            torch._foreach_mul_(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))
+            multiply(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))
         # 3. Update.
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss, self.norm = sums[0] / count, norm
         bad = ~(torch.isfinite(self.loss) & torch.isfinite(norm)) & (self.first_bad < 0)
         self.first_bad = torch.where(bad, step, self.first_bad)
+
+
+def multiply(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place, in one kernel where torch has one."""
+    together = getattr(torch, "_foreach_mul_", None)
+    if together is not None:
+        together(tensors, factor)
+    else:
+        for tensor in tensors:
+            tensor.mul_(factor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -290,7 +301,7 @@ class Average:
     def update(self) -> None:
         """Take in the weights after a step."""
         current = [parameter.detach() for parameter in self.parameters.values()]
-        torch._foreach_lerp_(list(self.weights.values()), current, 1 - self.decay)
+        get_ema_multi_avg_fn(self.decay)(list(self.weights.values()), current, None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

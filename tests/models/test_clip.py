@@ -352,7 +352,7 @@ def test_settings_that_change_the_maths_are_refused(part, more, said, tmp_path):
 
 
 def test_a_tower_alone_has_no_scale():
-    assert SimilarityHead(3, text=2).scale is SimilarityHead(3, picture=5).scale is None
+    assert SimilarityHead(3, text=2).scale is SimilarityHead(3, image=5).scale is None
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -177,7 +177,7 @@ BAD_IDS = {
     "floats": (
         IDS.float(),
         TypeError,
-        r"int64.*int32.*\(B, N\).*torch\.float32.*model\.tokenizer\.batch\(\[…\]\)\.ids",
+        r"int64.*int32.*\(B, N\).*torch\.float32.*model\.tokenizer\.batch\(\[…\]\)\.input_ids",
     ),
     "booleans": (IDS.bool(), TypeError, r"ids.*int64.*int32.*\(B, N\).*torch\.bool"),
     "complex": (IDS.cdouble(), TypeError, r"ids.*int64.*int32.*\(B, N\).*torch\.complex128"),
