@@ -5,6 +5,8 @@ shakespeare-cpu   the same, nanoGPT's CPU settings
 multi30k          English → German with the 2017 Transformer, its own BPE tokenizer, beam search
 fashion-mnist     a ViT from scratch
 nsmc              Korean film reviews with the Korean ALBERT
+korean            Korean → English, little data
+pretraining       mlm, sentence order, span corruption and infilling on TinyStories
 collapse          learning rates from right to far too large, with the monitor
 
 DIR of the data holds the files named in each function. Results are kept in benchmarks/results/training.md.
@@ -127,6 +129,65 @@ def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
     return result.metrics
 
 
+def korean(data: Path, out: Path, device: str) -> dict[str, Any]:
+    """Korean → English on Tatoeba and Debian's translations: little data of two unlike kinds, an honest example."""
+    rows = read_rows(data / "koen_train.tsv", ("source", "target"))
+    tokenizer = train_bpe((row[side] for row in rows for side in ("source", "target")), 8_000)
+    sides = {f"{side}_{key}": n for side in ("encoder", "decoder")
+             for key, n in (("layers", 4), ("attention_heads", 4), ("ffn_dim", 1024))}  # fmt: skip
+    model = regard.build(
+        "transformer", vocab_size=tokenizer.size, d_model=256, dropout=0.3, is_encoder_decoder=True, **sides,
+        decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, device=device,
+    )  # fmt: skip
+    model.tokenizer = tokenizer
+    recipe = regard.recipes.Translation.for_model(model, length=100)
+    train(
+        model, recipe, data / "koen_train.tsv", out=out, steps=3000, batch_size=192, learning_rate=2e-3,
+        schedule="inverse-sqrt", warmup=600, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, ema=0.998, log_every=50,
+        precision="bf16",
+    )  # fmt: skip
+    return translate(out / "model", data / "koen_test.tsv", out, device)
+
+
+TEXT = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+BERT = {**TEXT, "max_position_embeddings": 128, "type_vocab_size": 2}
+T5 = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
+BART = {"d_model": 256, "max_position_embeddings": 160} | {
+    f"{side}_{key}": n for side in ("encoder", "decoder")
+    for key, n in (("layers", 3), ("attention_heads", 4), ("ffn_dim", 1024))
+}  # fmt: skip
+
+
+def pretraining(data: Path, out: Path, device: str) -> dict[str, Any]:
+    """Masked, sentence-order, span and infilling objectives on TinyStories: the held-out loss at the start and later."""
+    texts = [json.loads(line)["text"] for line in (data / "stories_train.jsonl").read_text("utf-8").splitlines()]
+    tokenizer = train_bpe(texts, 4_000, sentinels=100)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    recipes = regard.recipes
+    runs = {
+        "mlm": ("bert", BERT, "fill-mask", lambda model: recipes.MaskedLM.for_model(model, length=128)),
+        "mlm, sentence order": (
+            "bert", BERT, "pretraining",
+            lambda model: recipes.MaskedLM.for_model(model, length=128, pairs="sentence-order"),
+        ),
+        "span corruption": ("t5", T5, None, lambda model: recipes.SpanCorruption.for_model(model, length=128)),
+        "infilling": ("bart", BART, None, lambda model: recipes.Infilling.for_model(model, length=128)),
+    }  # fmt: skip
+    found = {}
+    for name, (family, sizes, task, recipe) in runs.items():
+        extra = ids if task is None else {"pad_token_id": 0}
+        model = regard.build(family, task=task, vocab_size=tokenizer.size, **sizes, **extra, device=device)
+        model.tokenizer = tokenizer
+        folder = out / name.replace(", ", "-").replace(" ", "-")
+        train(
+            model, recipe(model), data / "stories_train.jsonl", out=folder, eval_data=data / "stories_val.jsonl",
+            steps=1200, batch_size=64, learning_rate=5e-4, warmup=100, eval_every=300, log_every=50, precision="bf16",
+        )  # fmt: skip
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        found[name] = {line["step"]: round(line["eval_loss"], 3) for line in lines if "eval_loss" in line}
+    return found
+
+
 def collapse(data: Path, out: Path, device: str) -> dict[str, Any]:
     """The CPU settings with learning rates from right to far too large: when does the monitor warn?"""
     found = {}
@@ -159,6 +220,8 @@ EXPERIMENTS = {
     "multi30k": multi30k,
     "fashion-mnist": fashion_mnist,
     "nsmc": nsmc,
+    "korean": korean,
+    "pretraining": pretraining,
     "collapse": collapse,
 }
 
