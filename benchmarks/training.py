@@ -159,7 +159,7 @@ BART = {"d_model": 256, "max_position_embeddings": 160} | {
 
 
 def pretraining(data: Path, out: Path, device: str) -> dict[str, Any]:
-    """Masked, sentence-order, span and infilling objectives on TinyStories: the held-out loss at the start and later."""
+    """Masked, sentence-order, span and infilling objectives on TinyStories: the held-out loss as it falls."""
     texts = [json.loads(line)["text"] for line in (data / "stories_train.jsonl").read_text("utf-8").splitlines()]
     tokenizer = train_bpe(texts, 4_000, sentinels=100)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
