@@ -47,6 +47,10 @@ STORED: dict[str, dict[str, Any]] = {
     "vit body": {"config": "vit", "task": "feature-extraction", **VIT},
     "deit": {"config": "deit", "task": "image-classification", "num_labels": 4, **VIT},
     "swin": {"config": "swin", "num_labels": 4, **SWIN},
+    "clip": {
+        "config": "clip", "vision_config": VIT, "projection_dim": 7,
+        "text_config": BERT | {"bos_token_id": 1, "eos_token_id": 2},
+    },
     "dinov2": {
         "config": "dinov2", "task": "feature-extraction", **{k: v for k, v in VIT.items() if k != "intermediate_size"}
     },
@@ -112,6 +116,7 @@ def logits(output: Any) -> torch.Tensor:
         ("deit", "image-classification-cls", ["cat", "dog"]),
         ("swin", "image-classification", ["cat", "dog"]),
         ("dinov2", "image-classification", ["cat", "dog"]),
+        ("clip", "image-classification", ["cat", "dog"]),
     ],
 )
 def test_a_new_head_is_saved_and_opened_by_transformers(name, task, labels, stored, tmp_path):
@@ -122,6 +127,8 @@ def test_a_new_head_is_saved_and_opened_by_transformers(name, task, labels, stor
     assert model.config.labels() == tuple(labels)
     body = regard.load(stored(name), task=model.family.bare_task)
     weights = dict(body.named_parameters())
+    if name == "clip":
+        weights = {f"tower.{key}": parameter for key, parameter in body.vision.named_parameters()}
     kept = [key for key, _ in model.named_parameters() if key.startswith(("tower.", "encoder.", "decoder."))]
     assert kept
     assert all(torch.equal(model.get_parameter(key), weights[key]) for key in kept)
