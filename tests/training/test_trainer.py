@@ -52,6 +52,8 @@ def losses(model: nn.Module, collate: Callable[[list[int]], Batch], folder: Path
         ("gpt2", "clm", {}),
         ("llama", "clm", {"gradient_accumulation_steps": 2}),  # BERT's and T5's means are added up by Trainer
         ("bert", "mlm", {}),
+        ("bert", "next-sentence", {}),
+        ("albert", "sentence-order", {}),
         ("bert", "text-classification", {}),
         ("t5", "translate", {}),
         ("t5", "span-corruption", {}),
