@@ -152,26 +152,24 @@ def objective(name: str, **options: Any) -> Objective:
     raise ValueError(name)
 
 
-def built(family: str, task: str, dtype: torch.dtype = torch.float64) -> Model:
-    """A model in training mode, with initial weights that are moved so that each one matters."""
+def built(family: str, task: str, **values: Any) -> Model:
+    """A model in fp64 and training mode, with initial weights that are moved so that each one matters."""
     labels = LABELS if task.endswith("classification") and not task.startswith("zero") else None
-    model = regard.build({"model_type": family, **CONFIGS[family]}, task=task, dtype=dtype, num_labels=labels)
+    config = {"model_type": family, **CONFIGS[family], **values}
+    model = regard.build(config, task=task, dtype=torch.float64, num_labels=labels)
     draws = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64).to(dtype)
+            parameter += 0.1 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
     return model
 
 
 def opened(model: Model, directory: Path) -> Any:
-    """The same model of transformers, in training mode, computing everything in the dtype of the weights."""
+    """The same model of transformers, in training mode, computing everything in fp64."""
     model.save(directory)
     architecture = getattr(transformers, model.family.tasks[model.task].architecture)
-    options = {"dtype": model.dtype, "attn_implementation": "eager"}
-    if model.dtype != torch.float64:
-        return architecture.from_pretrained(directory, **options).train()
     with widened():  # its class was imported before: what is imported inside keeps what fp32 means there
-        return architecture.from_pretrained(directory, **options).train()
+        return architecture.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager").train()
 
 
 def gradients_by_their_names(model: Model, directory: Path) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from regard.models.encoder_decoder import shift_right
 from regard.training.config import TrainConfig
 from regard.training.loop import Run, make_optimizer
 from regard.training.parallel import Processes
+from regard.training.recipes import QuestionAnswering
 from regard.training.recipes.recipe import Batch
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "gpt2", "t5", "bart")
@@ -174,6 +175,17 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_rows(family, name):
         parts = [learnt.recipe.loss(model, learnt.batch([number])) for number in range(ROWS)]
     assert int(count) == sum(int(part[1]) for part in parts)
     torch.testing.assert_close(total, torch.stack([part[0] for part in parts]).sum(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_questions_reach_models_with_and_without_segments(family):
+    model = built(family, "question-answering", vocab_size=300)
+    learnt = QuestionAnswering.for_model(model, length=30)
+    row = {"question": "where?", "context": "it is in Paris", "answer": "Paris"}
+    batch = learnt.batch(learnt.rows([row], model, training=True), [])
+    assert ("token_type_ids" in batch) == (family in ("bert", "roberta"))  # with two segments in training_twins
+    total, _ = learnt.loss(model, batch)
+    assert 0 < float(total.detach()) < 10
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from regard.models.losses import span_loss
 from regard.models.model import Model
 from regard.training.data import read_rows
 from regard.training.metrics import exact_match, f1
-from regard.training.recipes.classification import text_batch, text_sizes
+from regard.training.recipes.classification import text_batch, text_sizes, token_types
 from regard.training.recipes.recipe import Batch, Recipe, batches_of, tokenizer_of
 
 __all__ = ["QuestionAnswering"]
@@ -56,7 +56,7 @@ class QuestionAnswering(Recipe):
             if not inside:
                 raise ValueError(f"row {number}: no token covers the answer {row['answer']!r:.80}")
             if len(encoded.ids) <= self.length:
-                rows.append((encoded.ids, encoded.types, inside[0], inside[-1]))
+                rows.append((encoded.ids, token_types(model, encoded.types), inside[0], inside[-1]))
         if not rows:
             raise ValueError(f"every row is longer than {self.length} tokens")
         return rows
