@@ -13,7 +13,7 @@ from regard.files import read_json
 from regard.models.config import Config
 from regard.models.family import Family, empty, places
 from regard.models.initialization import initialize
-from regard.models.loading import DTYPES, FAMILIES, family_of
+from regard.models.loading import DTYPES, FAMILIES, check_labels, family_of
 from regard.models.model import Model
 
 __all__ = ["build"]
@@ -74,6 +74,8 @@ def build(
     task = _task(family, read) if task is None else task
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    if num_labels is not None:
+        check_labels(task, num_labels)
     model = empty(family, read, task)
     read.check_unused(family.title, harmless=family.harmless, ignore=())
     for place in places(model, ""):

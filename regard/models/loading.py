@@ -15,8 +15,9 @@ from regard.models.config import Config
 from regard.models.family import Family, WeightPlace, empty, places
 from regard.models.initialization import initialize
 from regard.models.model import Model
+from regard.models.saving import LABELLED
 
-__all__ = ["FAMILIES", "family_named", "family_of", "load"]
+__all__ = ["FAMILIES", "check_labels", "family_named", "family_of", "load"]
 
 FAMILIES = {
     "albert": "albert",
@@ -94,7 +95,8 @@ def load(
         dtype: of the weights; None keeps the file's.
         device: where the weights go, straight from the file.
         num_labels: number of labels to fine-tune for. A head that the checkpoint lacks, or has with another number of
-            labels, is initialised as the family does (seed 0); `save` keeps it.
+            labels, is initialised as the family does (seed 0); `save` keeps it. Without `task`, the checkpoint's own
+            classifier, else that of whole texts or images. Question answering has 2: start and end.
         labels: their names, instead of LABEL_0 and so on; num_labels is then their number.
         ignore: keys of config.json and preprocessor_config.json that you know to change nothing.
         revision: a branch, tag or commit on the hub.
@@ -106,10 +108,12 @@ def load(
     Raises:
         FileNotFoundError: there is no model.
         ValueError: an unknown key of config.json, tensors that are missing, left over or of another shape, damaged
-            files, pickled weights.
-        TypeError: a dtype other than torch's four floating ones.
+            files, pickled weights; labels for a task that has none.
+        TypeError: a dtype other than torch's four floating ones, or labels that are not names.
     """
     if labels is not None:
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise TypeError(f"labels must be a list of names, got {labels!r:.200}")
         labels = tuple(labels)
         if num_labels not in (None, len(labels)) or len(set(labels)) != len(labels):
             raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
@@ -121,12 +125,16 @@ def load(
     directory = find(path, revision=revision)
     config = Config.open(directory)
     family = family_of(config)
+    architectures = config.values.get("architectures")
     if task is None and num_labels is not None:
-        task = next((name for name in ("text-classification", "image-classification") if name in family.tasks), None)
-    task = family.task_of(config.values.get("architectures")) if task is None else task
+        known = [name for name in LABELLED if name in family.tasks]
+        own = [name for name in known if [family.tasks[name].architecture] == architectures]
+        task = next(iter(own + known), None)
+    task = family.task_of(architectures) if task is None else task
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     if num_labels is not None:
+        check_labels(task, num_labels)
         config = config.with_labels(labels or [f"LABEL_{number}" for number in range(num_labels)])
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
@@ -137,6 +145,15 @@ def load(
     fill(model, checkpoint, dtype, torch.device(device), progress, fresh_head=num_labels is not None)
     model.directory, model.ignored = directory, tuple(ignore)
     return model.eval()
+
+
+def check_labels(task: str, num_labels: int) -> None:
+    """Raise ValueError for a task without labels, or for other than 2 in question answering."""
+    if task not in LABELLED and (task, num_labels) != ("question-answering", 2):
+        raise ValueError(
+            f"task {task!r} has no head with {num_labels} labels; those with labels are {', '.join(LABELLED)}, and "
+            "question-answering with 2, start and end"
+        )
 
 
 def family_of(config: Config) -> Family:

@@ -203,21 +203,21 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
         # 1. Gradients of the sum of all losses.
-        sums = torch.zeros(2, device=processes.device)  # loss, count
+        sums = torch.zeros(2, dtype=torch.float64, device=processes.device)  # loss, count
         for micro, batch in enumerate(batches):
             torch.manual_seed(step_seed(config.seed, step, processes.data_rank, micro))
             processes.synchronize(self.model, last=micro == len(batches) - 1)
             with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 total, count = self.recipe.loss(self.model, batch)
             torch.autograd.backward(total)
-            sums += torch.stack([total.detach().float(), count.float()])
+            sums += torch.stack([total.detach().double(), count.double()])
             self.tokens += batch_tokens(batch) * processes.data_size
         processes.sum(sums)
         count = sums[1].clamp(min=1)
         # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         local = [local_part(gradient) for gradient in gradients]
-        multiply(local, processes.data_size / count)
+        multiply(local, (processes.data_size / count).to(local[0].dtype))
         norm = total_norm(gradients)
         if config.clip:
             multiply(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))

@@ -73,7 +73,7 @@ def test_pairs_are_right_half_of_the_time(pairs):
     assert within(sum(label for *_, label in draws[: len(rows)]), len(rows), 0.5)
     batch = recipe.batch([rows[0], rows[1]], rngs(2))
     assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1]
-    assert batch["next_sentence_label"].shape == (2,)
+    assert batch[pairs.replace("-", "_") + "_label"].shape == (2,)
 
 
 def spans(**options) -> SpanCorruption:

@@ -156,7 +156,9 @@ FAMILY = Family(
             architecture="CLIPModel",
             names={"head.text": "text_projection", "head.image": "visual_projection", "head.scale": "logit_scale"},
         ),
-        "image-classification": Task(architecture="CLIPForImageClassification", names={"head.score": "classifier"}),
+        "image-classification": Task(
+            architecture="CLIPForImageClassification", names={"head.score": "classifier"}, unused=(r"^text_model\.",)
+        ),
     },
     ignored=(r"embeddings\.position_ids$",),
     harmless=HARMLESS,

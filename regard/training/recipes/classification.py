@@ -47,7 +47,8 @@ class TextClassification(Recipe):
         for number, row in enumerate(read_rows(data, ("text", "label"))):
             encoded = tokenizer.encode(row["text"], row.get("text_pair"))
             label = label_number(row["label"], self.labels, number)
-            rows.append((cut(encoded.ids, self.length), cut(encoded.types, self.length), label))
+            types = token_types(model, encoded.types)
+            rows.append((cut(encoded.ids, self.length), cut(types, self.length), label))
         return rows
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
@@ -103,7 +104,8 @@ class TokenClassification(Recipe):
             starts = dict(zip(np.cumsum([0, *(len(word) + 1 for word in words)]).tolist(), numbers, strict=False))
             spans = [(-1, -1) if span is None else span for span in encoded.offsets]
             own = [starts.pop(_word_start(start, end, starts), IGNORED) for start, end in spans]
-            rows.append((cut(encoded.ids, self.length), cut(encoded.types, self.length), cut(own, self.length)))
+            types = token_types(model, encoded.types)
+            rows.append((cut(encoded.ids, self.length), cut(types, self.length), cut(own, self.length)))
         return rows
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
@@ -161,6 +163,12 @@ def text_sizes(model: Model, length: int | None) -> dict[str, int]:
     if length < 3 or (limit is not None and length > limit):
         raise ValueError(f"length must be 3 to {limit}, the model's positions; got {length}")
     return {"length": length, "pad_token_id": tokenizer_of(model).ids_of.pad or 0}
+
+
+def token_types(model: Model, types: list[int]) -> list[int]:
+    """The tokenizer's token types, or 0 where the model does not tell segments apart (GPT-2, DistilBERT)."""
+    table = getattr(getattr(getattr(model, "tower", None), "embed", None), "types", None)
+    return types if table is not None and table.num_embeddings > 1 else [0] * len(types)
 
 
 def cut(row: list[int], length: int) -> list[int]:

@@ -113,8 +113,10 @@ class ImageClassification(Recipe):
         labels = batch["labels"]
         count = torch.full((), len(labels), device=labels.device)
         logits = model(pixel_values=batch["pixel_values"]).logits
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        labels = labels.to(logits.dtype) if labels.is_floating_point() else labels
         smoothing = self.smoothing if model.training else 0.0
-        return cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum"), count
+        return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum"), count
 
     def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
         """Accuracy, and the mean F1 of the labels."""

@@ -20,6 +20,8 @@ from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 __all__ = ["MaskedLM"]
 
 Pairs = Literal["next-sentence", "sentence-order"]
+PAIR_LABELS = {"next-sentence": "next_sentence_label", "sentence-order": "sentence_order_label"}
+"""What transformers' BERT and ALBERT call the label of a pair. A regard model takes either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ class MaskedLM(Recipe):
             "labels": pad_rows(labels, IGNORED),
         }
         if self.pairs is not None:
-            batch |= {"token_type_ids": pad_rows(types, 0), "next_sentence_label": torch.tensor(relations)}
+            batch |= {"token_type_ids": pad_rows(types, 0), PAIR_LABELS[self.pairs]: torch.tensor(relations)}
         return batch
 
     def _surround(self, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -170,12 +172,12 @@ class MaskedLM(Recipe):
         """
         if self.pairs is None:
             return super().loss(model, batch)
-        output = model(
-            **{name: value for name, value in batch.items() if name not in ("labels", "next_sentence_label")}
-        )
-        hidden = token_loss(output.logits, batch["labels"], items=1)
-        relation = cross_entropy(output.seq_relationship_logits, batch["next_sentence_label"], reduction="sum")
-        return hidden + self.probability * self.length * relation, (batch["labels"] != IGNORED).sum()
+        inputs = dict(batch)
+        labels, relations = inputs.pop("labels"), inputs.pop(PAIR_LABELS[self.pairs])
+        output = model(**inputs)
+        hidden = token_loss(output.logits, labels, items=1)
+        relation = cross_entropy(output.seq_relationship_logits, relations, reduction="sum")
+        return hidden + self.probability * self.length * relation, (labels != IGNORED).sum()
 
 
 def _continuations(labels: Sequence[str]) -> tuple[int, ...]:

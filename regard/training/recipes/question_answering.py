@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.models.losses import span_loss
 from regard.models.model import Model
 from regard.training.data import read_rows
 from regard.training.metrics import exact_match, f1
-from regard.training.recipes.classification import text_batch, text_sizes
+from regard.training.recipes.classification import text_batch, text_sizes, token_types
 from regard.training.recipes.recipe import Batch, Recipe, batches_of, tokenizer_of
 
 __all__ = ["QuestionAnswering"]
@@ -55,7 +56,7 @@ class QuestionAnswering(Recipe):
             if not inside:
                 raise ValueError(f"row {number}: no token covers the answer {row['answer']!r:.80}")
             if len(encoded.ids) <= self.length:
-                rows.append((encoded.ids, encoded.types, inside[0], inside[-1]))
+                rows.append((encoded.ids, token_types(model, encoded.types), inside[0], inside[-1]))
         if not rows:
             raise ValueError(f"every row is longer than {self.length} tokens")
         return rows
@@ -69,9 +70,11 @@ class QuestionAnswering(Recipe):
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Over the rows."""
-        count = len(batch["start_positions"])
-        return model(**batch).loss * count, torch.full((), count, device=batch["start_positions"].device)
+        """Over the rows. Padding is no answer: with it, the loss of a row would depend on the rest of its batch."""
+        inputs = dict(batch)
+        starts, ends = inputs.pop("start_positions"), inputs.pop("end_positions")
+        count = torch.full((), len(starts), device=starts.device)
+        return span_loss(*_span_logits(model, inputs), starts, ends) * count, count
 
     @torch.no_grad()
     def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
@@ -79,11 +82,17 @@ class QuestionAnswering(Recipe):
         predicted, expected = [], []
         for batch in batches_of(self, rows, model):
             positions = [batch.pop(name).tolist() for name in ("start_positions", "end_positions")]
-            output = model(**batch)
-            starts = output.start_logits.argmax(1)
-            later = torch.arange(output.end_logits.shape[1], device=starts.device) >= starts[:, None]
-            ends = output.end_logits.masked_fill(~later, -math.inf).argmax(1)
+            start_logits, end_logits = _span_logits(model, batch)
+            starts = start_logits.argmax(1)
+            later = torch.arange(end_logits.shape[1], device=starts.device) >= starts[:, None]
+            ends = end_logits.masked_fill(~later, -math.inf).argmax(1)
             for ids, *span in zip(batch["input_ids"], starts.tolist(), ends.tolist(), *positions, strict=True):
                 predicted.append(model.tokenizer.decode(ids[span[0] : span[1] + 1]))
                 expected.append(model.tokenizer.decode(ids[span[2] : span[3] + 1]))
         return {"exact match": exact_match(predicted, expected), "F1": f1(predicted, expected)}
+
+
+def _span_logits(model: nn.Module, inputs: Batch) -> tuple[Tensor, Tensor]:
+    """Logits of starts and ends (B, N), -inf at padding."""
+    output, padding = model(**inputs), inputs["attention_mask"] == 0
+    return output.start_logits.masked_fill(padding, -math.inf), output.end_logits.masked_fill(padding, -math.inf)
