@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from regard.checks import has_numbers
 from regard.data.images import Source
 from regard.generation.config import GenerationConfig
 from regard.generation.text import GenerationOutput, generate_text, stream_text
 from regard.models.config import Config
-from regard.models.losses import Targets, classification_loss, span_loss, token_loss
+from regard.models.losses import (
+    IGNORED,
+    Targets,
+    classification_loss,
+    linear_token_loss,
+    next_labels,
+    span_loss,
+    token_loss,
+)
 from regard.models.outputs import ModelOutput
 from regard.nn.blocks import Tower
-from regard.nn.heads import LanguageHead
+from regard.nn.heads import HeadInput, LanguageHead, PretrainingHead
 from regard.tasks import text as text_tasks
 from regard.tasks import vision
 from regard.tasks.inputs import Several, Texts, call_arguments, has_vision, in_eval_mode
@@ -208,7 +217,30 @@ class Model(nn.Module):
             raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of these labels")
         if logits.ndim == 2:
             return self.classification_loss(logits, labels)
-        return token_loss(logits, labels, shift=shift, items=targets.items)
+        return token_loss(logits, labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+
+    def loss_head(self, skip_logits: bool, labels: Tensor | None) -> LanguageHead | None:
+        """The language-model head whose loss is computed without its logits, if the call asks for that."""
+        head = getattr(self, "head", None)
+        head = head.words if isinstance(head, PretrainingHead) else head
+        return head if skip_logits and labels is not None and isinstance(head, LanguageHead) else None
+
+    def linear_loss(self, head: LanguageHead, inputs: HeadInput, targets: Targets, *, shift: bool = False) -> Tensor:
+        """`text_loss` of a language-model head, without its logits."""
+        hidden, labels = inputs.last_hidden_state, targets.labels
+        assert labels is not None
+        matrix = head.matrix(inputs.embedding)
+        if matrix is None:
+            return token_loss(head(inputs), labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+        if labels.shape != hidden.shape[:2]:
+            raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
+        labels = next_labels(labels) if shift else labels
+        if hidden.is_cpu and has_numbers(hidden):  # elsewhere the number of labels is not known without waiting
+            chosen = labels != IGNORED
+            hidden, labels = hidden[chosen], labels[chosen]  # (L, d), (L,)
+        return linear_token_loss(
+            head.vectors(hidden), *matrix, labels, smoothing=targets.smoothing, items=targets.items
+        )
 
     def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of scores (B, labels), by config.json's problem_type."""

@@ -64,6 +64,8 @@ class TextModel(Model):
         global_attention_mask: Tensor | None = None,
         inserted: Inserted | None = None,
         output_hidden_states: bool | None = False,
+        skip_logits: bool = False,
+        label_smoothing: float = 0.0,
         **options: Any,
     ) -> ModelOutput:
         """Read texts.
@@ -80,11 +82,14 @@ class TextModel(Model):
                 task. Padding is never global.
             inserted: vectors that replace those of some tokens, as an image's do.
             output_hidden_states: return the output of every block.
+            skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
+                are None in the output.
+            label_smoothing: of the loss of token labels.
             options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
                 (B,) of ALBERT.
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options), label_smoothing)
         attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
         # (B, N): the vector of each row's first True is pooled.
@@ -101,8 +106,9 @@ class TextModel(Model):
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
+        loss_head = self.loss_head(skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None else self.head(inputs)),
+            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
             last_hidden_state=x,
             pooler_output=pooler_output,
@@ -113,7 +119,11 @@ class TextModel(Model):
         head_loss: Any = getattr(self.head, "loss", None)  # of a head with a loss of its own (ELECTRA)
         if head_loss is not None:
             return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
-        loss = self.text_loss(output, targets, shift=self.loss_type is not None)
+        shift = self.loss_type is not None
+        if loss_head is not None:
+            loss = self.linear_loss(loss_head, inputs, targets, shift=shift)
+        else:
+            loss = self.text_loss(output, targets, shift=shift)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
         return ModelOutput(output, loss=loss)

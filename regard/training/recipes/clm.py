@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.models.model import Model
 from regard.training.data import TokenBlocks, encode_stream, read_documents
-from regard.training.recipes.recipe import Batch, Recipe, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, tokenizer_of
 
 __all__ = ["CausalLM"]
 
@@ -56,4 +56,4 @@ class CausalLM(Recipe):
         """Over all tokens but each block's first, which nothing predicts."""
         labels = batch["labels"]
         count = torch.full((), labels[:, 1:].numel(), device=labels.device)
-        return model(**batch, num_items_in_batch=1).loss, count
+        return model(**batch, num_items_in_batch=1, **loss_options(model)).loss, count

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.models.losses import IGNORED, token_loss
+from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import TokenBlocks, encode_stream, read_documents
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, tokenizer_of
 
 __all__ = ["MaskedLM"]
 
@@ -170,12 +170,10 @@ class MaskedLM(Recipe):
         """
         if self.pairs is None:
             return super().loss(model, batch)
-        output = model(
-            **{name: value for name, value in batch.items() if name not in ("labels", "next_sentence_label")}
-        )
-        hidden = token_loss(output.logits, batch["labels"], items=1)
+        inputs = {name: value for name, value in batch.items() if name != "next_sentence_label"}
+        output = model(**inputs, num_items_in_batch=1, **loss_options(model))
         relation = cross_entropy(output.seq_relationship_logits, batch["next_sentence_label"], reduction="sum")
-        return hidden + self.probability * self.length * relation, (batch["labels"] != IGNORED).sum()
+        return output.loss + self.probability * self.length * relation, (batch["labels"] != IGNORED).sum()
 
 
 def _continuations(labels: Sequence[str]) -> tuple[int, ...]:

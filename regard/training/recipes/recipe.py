@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.tokenizer import Tokenizer
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.losses import IGNORED
 from regard.models.model import Model
+from regard.models.text import TextModel
+from regard.nn.heads import LanguageHead, PretrainingHead
 from regard.training.data import byte_tokenizer
 
-__all__ = ["Batch", "Recipe", "batches_of", "pad_rows", "tokenizer_of"]
+__all__ = ["Batch", "Recipe", "batches_of", "loss_options", "pad_rows", "tokenizer_of"]
 
 Batch = dict[str, Tensor]
 """Arguments of the model: input_ids, attention_mask, labels, …"""
@@ -48,12 +51,28 @@ class Recipe:
 
         Here for labels of single tokens; other kinds of labels override it.
         """
-        total = model(**batch, num_items_in_batch=1).loss
+        total = model(**batch, num_items_in_batch=1, **loss_options(model)).loss
         return total, (batch["labels"] != IGNORED).sum()
 
     def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
         """What a trained model scores on held-out rows, by name; here the perplexity of the mean loss."""
         return {"perplexity": math.exp(min(loss, 700.0))}
+
+
+def loss_options(model: nn.Module, *, smoothing: float = 0.0) -> dict[str, Any]:
+    """Further arguments of a training call: a language model of regard needs no logits for its loss.
+
+    Args:
+        model: the model or a wrapper of it (DDP, torch.compile, PEFT).
+        smoothing: label smoothing, in training only.
+    """
+    if not model.training:
+        return {}
+    options: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
+    inner = next((part for part in model.modules() if isinstance(part, Model)), None)
+    if isinstance(inner, (TextModel, EncoderDecoder)) and isinstance(inner.head, (LanguageHead, PretrainingHead)):
+        options["skip_logits"] = True
+    return options
 
 
 def batches_of(recipe: Recipe, rows: Sequence[Any], model: Model, size: int = 64) -> Iterator[Batch]:
