@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.checks import has_numbers
+from regard.checks import may_read
 from regard.data.images import Source
 from regard.generation.config import GenerationConfig
 from regard.generation.text import GenerationOutput, generate_text, stream_text
@@ -235,7 +235,7 @@ class Model(nn.Module):
         if labels.shape != hidden.shape[:2]:
             raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
         labels = next_labels(labels) if shift else labels
-        if hidden.is_cpu and has_numbers(hidden):  # elsewhere the number of labels is not known without waiting
+        if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
             chosen = labels != IGNORED
             hidden, labels = hidden[chosen], labels[chosen]  # (L, d), (L,)
         return linear_token_loss(
@@ -268,6 +268,7 @@ class Model(nn.Module):
     ) -> Tensor | None:
         """Check what a tower is to read, before anything runs; the mask as booleans, or None if it hides nothing.
 
+        Values are not looked at in training on a GPU, which would wait for it, nor in a compiled graph.
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
         most, vocabulary = self._limit(tower), tower.embed.tokens.num_embeddings
@@ -288,7 +289,7 @@ class Model(nn.Module):
         mask = None
         if attention_mask is not None:
             mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
-        if torch.compiler.is_compiling():
+        if not may_read(input_ids, training=self.training):  # the embedding's kernel checks the ids
             return mask
         low, high = torch.aminmax(input_ids)
         facts = torch.stack([low, high, low if mask is None else mask.all().to(input_ids.dtype)])
@@ -323,7 +324,7 @@ class Model(nn.Module):
         self.check_device(name, given)
         if given.dtype == torch.bool:
             return given
-        if not torch.compiler.is_compiling() and not bool(((given == 0) | (given == 1)).all()):
+        if may_read(given, training=self.training) and not bool(((given == 0) | (given == 1)).all()):
             raise ValueError(
                 f"{name} must be 1/0 or booleans, got {given.dtype} {int(given.min())} to {int(given.max())}"
             )
@@ -338,7 +339,7 @@ class Model(nn.Module):
             raise ValueError(
                 f"position_ids must be ({n},) or ({batch}, {n}) as input_ids, got {tuple(position_ids.shape)}"
             )
-        if torch.compiler.is_compiling():
+        if not may_read(position_ids, training=self.training):
             return
         first, last = torch.stack(torch.aminmax(position_ids)).tolist()
         most = tower.embed.max_positions

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.checks import may_read
 from regard.generation.loop import ModelState
 from regard.models.config import Config
 from regard.models.losses import Targets
@@ -147,7 +148,9 @@ class TextModel(Model):
                 f"token_type_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(token_type_ids.shape)}"
             )
         segments = self.tower.embed.types.num_embeddings
-        if torch.compiler.is_compiling() or bool(((token_type_ids >= 0) & (token_type_ids < segments)).all()):
+        if not may_read(token_type_ids, training=self.training):
+            return
+        if bool(((token_type_ids >= 0) & (token_type_ids < segments)).all()):
             return
         low, high = int(token_type_ids.min()), int(token_type_ids.max())
         raise ValueError(f"token_type_ids must be 0 to {segments - 1}, the model's segments; got {low} to {high}")

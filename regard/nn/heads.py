@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.checks import is_distributed
+from regard.checks import is_distributed, may_read
 from regard.nn.blocks import activation
 from regard.nn.linear import Linear, untouched
 
@@ -48,7 +48,7 @@ class EndPooler(nn.Module):
         # The padding token may be the end token, too.
         shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask, -1)
         ends = shown == (shown.amax(1, keepdim=True) if self.end is None else self.end)
-        if not torch.compiler.is_compiling() and not ends.any(1).all():
+        if may_read(ends, training=self.training) and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to sum it up")
         return ends
 
@@ -182,7 +182,7 @@ class EndToken(nn.Module):
                 "out decoder_input_ids="
             )
         ends = x.input_ids == self.end  # (B, N)
-        if not torch.compiler.is_compiling() and not ends.any(1).all():
+        if may_read(ends, training=self.training) and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to classify by")
         h = last_token(x.last_hidden_state, ends)  # (B, d)
         return cast(Tensor, self.score(self.dropout(torch.tanh(self.dense(self.dropout(h))))))

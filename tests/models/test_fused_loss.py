@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.models import losses
@@ -199,7 +200,7 @@ def test_models_without_logits(
     name: str, options: dict[str, Any], every_row: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if every_row:  # as on a GPU, where rows without a label are not left out
-        monkeypatch.setattr("regard.models.model.has_numbers", lambda x: False)
+        monkeypatch.setattr("regard.checks.reading_waits", lambda x: True)
     model, inputs = build(name).double(), batch()
     expected, wanted = gradients(model, inputs, **options)
     wanted = {key: gradient.clone() for key, gradient in wanted.items()}
@@ -255,3 +256,63 @@ def test_recipes_skip_logits_in_training_only(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(smoothed, token_loss(logits, inputs["labels"], smoothing=0.1, items=1))
     torch.testing.assert_close(plainly, token_loss(logits, inputs["labels"], items=1))
     assert calls[:4] == ["linear_token_loss", "token_loss", "linear_token_loss", "token_loss"]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where a GPU would make the host wait for it."""
+
+    READING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masked = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+        if name in self.READING or masked:
+            raise AssertionError(f"{func} reads values in a training step")
+        return func(*args, **kwargs or {})
+
+
+def padded() -> dict[str, Tensor]:
+    inputs = batch()
+    inputs["attention_mask"] = torch.ones(B, N, dtype=torch.long)
+    inputs["attention_mask"][1, -4:] = 0
+    inputs["labels"][1, -4:] = IGNORED
+    return inputs
+
+
+STEPS: dict[str, Any] = {
+    "gpt2": (lambda: build("gpt2, tied"), batch),
+    "gpt2, padded": (lambda: build("gpt2, tied"), padded),
+    "bert, padded": (
+        lambda: build("bert, transform and bias"),
+        lambda: padded() | {"token_type_ids": torch.zeros(B, N, dtype=torch.long), "position_ids": torch.arange(N)},
+    ),
+    "t5": (lambda: build("t5, scale"), padded),
+    "vit": (
+        lambda: regard.build(
+            "vit",
+            task="image-classification",
+            num_labels=5,
+            hidden_size=12,
+            num_hidden_layers=1,
+            num_attention_heads=3,
+            intermediate_size=17,
+            image_size=12,
+            patch_size=4,
+        ),
+        lambda: {"pixel_values": torch.randn(B, 3, 12, 12), "labels": torch.tensor([0, 4, 2])},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_training_step_on_a_gpu_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.checks.reading_waits", lambda x: True)
+    monkeypatch.setattr("regard.backends.sdpa.has_numbers", lambda x: False)  # what it reads on the CPU alone
+    model, inputs = STEPS[name][0]().train(), STEPS[name][1]()
+    options = {"skip_logits": True, "num_items_in_batch": 1} if "input_ids" in inputs else {}
+    with NoWaiting():
+        model(**inputs, **options).loss.backward()
+    wrong = torch.full((B, N), V)
+    if "input_ids" in inputs:  # the check comes back in eval mode
+        with pytest.raises(ValueError, match=str(V)):
+            model.eval()(**inputs | {"input_ids": wrong})
