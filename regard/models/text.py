@@ -59,6 +59,7 @@ class TextModel(Model):
         *,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
@@ -76,6 +77,8 @@ class TextModel(Model):
             attention_mask: (B, N), 1 or True = token; None if all are.
             token_type_ids: (B, N), the segment of each token (BERT, ALBERT).
             position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            document_ids: (B, N), the document of each token where several are packed in a row: a token sees only its
+                own, and positions are counted in each. Negative for padding.
             labels: (B, N) token ids or labels, -100 = ignored, shifted by a causal language model; (B,) to classify.
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.
@@ -93,6 +96,7 @@ class TextModel(Model):
         targets = Targets(labels, start_positions, end_positions, self.read_options(options), label_smoothing)
         attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
+        self.check_documents(input_ids, document_ids)
         # (B, N): the vector of each row's first True is pooled.
         pooled = self.pooler.ends(input_ids, attention_mask) if isinstance(self.pooler, EndPooler) else attention_mask
         tower = self._read(
@@ -102,6 +106,7 @@ class TextModel(Model):
             position_ids=position_ids,
             token_type_ids=token_type_ids,
             inserted=inserted,
+            document_ids=document_ids,
             output_hidden_states=bool(output_hidden_states),
         )
         x = tower.last_hidden_state
@@ -154,6 +159,17 @@ class TextModel(Model):
             return
         low, high = int(token_type_ids.min()), int(token_type_ids.max())
         raise ValueError(f"token_type_ids must be 0 to {segments - 1}, the model's segments; got {low} to {high}")
+
+    def check_documents(self, input_ids: Tensor, document_ids: Tensor | None) -> None:
+        """Raise TypeError or ValueError for document_ids that do not fit input_ids."""
+        if document_ids is None:
+            return
+        self.check_integers("document_ids", document_ids, "(B, N)")
+        self.check_device("document_ids", document_ids)
+        if document_ids.shape != input_ids.shape:
+            raise ValueError(
+                f"document_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(document_ids.shape)}"
+            )
 
     # ---------------------------------------------------------------------------------------- one token after another
 
@@ -277,6 +293,8 @@ class LongTextModel(TextModel):
     def _read(
         self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
     ) -> TowerOutput:
+        if inputs["document_ids"] is not None:
+            raise ValueError(f"{self.family.title} cannot read packed documents: leave out document_ids=")
         if global_attention_mask is not None:
             global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
         elif self.choice is not None:

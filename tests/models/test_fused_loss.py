@@ -286,6 +286,10 @@ STEPS: dict[str, Any] = {
         lambda: build("bert, transform and bias"),
         lambda: padded() | {"token_type_ids": torch.zeros(B, N, dtype=torch.long), "position_ids": torch.arange(N)},
     ),
+    "gpt2, packed": (
+        lambda: build("gpt2, tied"),
+        lambda: batch() | {"document_ids": torch.arange(N).expand(B, N) // 4},
+    ),
     "t5": (lambda: build("t5, scale"), padded),
     "vit": (
         lambda: regard.build(
