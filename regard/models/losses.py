@@ -41,6 +41,7 @@ class Targets(NamedTuple):
     end_positions: Tensor | None = None  # (B,)
     items: Tensor | int | None = None  # labels of all accumulated batches
     smoothing: float = 0.0  # label smoothing, of token labels
+    most: int | None = None  # labels that there are at most
 
     def __bool__(self) -> bool:
         return any(target is not None for target in self[:3])

@@ -235,12 +235,17 @@ class Model(nn.Module):
         if labels.shape != hidden.shape[:2]:
             raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
         labels = next_labels(labels) if shift else labels
+        labelled = (labels != IGNORED).flatten()  # (B·N,)
+        most = targets.most
         if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
-            chosen = labels != IGNORED
-            hidden, labels = hidden[chosen], labels[chosen]  # (L, d), (L,)
-        return linear_token_loss(
+            hidden, labels = hidden.flatten(0, 1)[labelled], labels.flatten()[labelled]  # (L, d), (L,)
+        elif most is not None and most < len(labelled):
+            first = torch.argsort(~labelled, stable=True)[:most]  # those with a label, then others
+            hidden, labels = hidden.flatten(0, 1).index_select(0, first), labels.flatten()[first]
+        loss = linear_token_loss(
             head.vectors(hidden), *matrix, labels, smoothing=targets.smoothing, items=targets.items
         )
+        return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
 
     def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of scores (B, labels), by config.json's problem_type."""

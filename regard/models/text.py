@@ -68,6 +68,7 @@ class TextModel(Model):
         output_hidden_states: bool | None = False,
         skip_logits: bool = False,
         label_smoothing: float = 0.0,
+        max_labels: int | None = None,
         **options: Any,
     ) -> ModelOutput:
         """Read texts.
@@ -89,11 +90,15 @@ class TextModel(Model):
             skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
                 are None in the output.
             label_smoothing: of the loss of token labels.
+            max_labels: with skip_logits, how many positions have a label at most (masked language models): only as many
+                are scored. With more the loss is NaN.
             options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
                 (B,) of ALBERT.
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options), label_smoothing)
+        targets = Targets(
+            labels, start_positions, end_positions, self.read_options(options), label_smoothing, max_labels
+        )
         attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
         self.check_documents(input_ids, document_ids)

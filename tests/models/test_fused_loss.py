@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.models import losses
-from regard.models.losses import IGNORED, linear_token_loss, token_loss
+from regard.models.losses import IGNORED, LinearCrossEntropy, linear_token_loss, token_loss
 from regard.models.model import Model
 from regard.testing import assert_rule
-from regard.training.recipes import CausalLM, Translation
+from regard.training.recipes import CausalLM, MaskedLM, Translation
+from regard.training.recipes.mlm import SegmentPairs
 
 V, N, B = 37, 11, 3
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -320,3 +322,44 @@ def test_a_training_step_on_a_gpu_waits_for_nothing(name: str, monkeypatch: pyte
     if "input_ids" in inputs:  # the check comes back in eval mode
         with pytest.raises(ValueError, match=str(V)):
             model.eval()(**inputs | {"input_ids": wrong})
+
+
+def test_only_positions_with_a_label_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.checks.reading_waits", lambda x: True)
+    scored: list[int] = []
+    forward = LinearCrossEntropy.forward
+    counted = staticmethod(lambda ctx, hidden, *rest: (scored.append(len(hidden)), forward(ctx, hidden, *rest))[1])
+    monkeypatch.setattr(LinearCrossEntropy, "forward", counted)
+    model, inputs = build("bert, transform and bias").double(), padded()
+    labels = int((inputs["labels"] != IGNORED).sum())
+    expected, wanted = gradients(model, inputs, num_items_in_batch=7)
+    wanted = {key: gradient.clone() for key, gradient in wanted.items()}
+    for most in (labels, labels + 3, B * N, B * N + 50):
+        loss, found = gradients(model, inputs, skip_logits=True, num_items_in_batch=7, max_labels=most)
+        torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+        for key, gradient in found.items():
+            torch.testing.assert_close(gradient, wanted[key], rtol=1e-11, atol=1e-13)
+    assert scored == [labels, labels + 3, B * N, B * N]
+    assert model(**inputs, skip_logits=True, max_labels=labels - 1).loss.isnan()
+
+
+@pytest.mark.parametrize("pairs", [None, "next-sentence"])
+def test_masked_lm_scores_few_rows(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = MaskedLM(length=64, mask_token_id=4, vocab_size=V, special_ids=(0, 1, 2, 3, 4), pairs=pairs)
+    task = "fill-mask" if pairs is None else "pretraining"
+    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = build("bert, transform and bias", task=task, max_position_embeddings=64, **undropped)
+    model = model.double().train()
+    rng = [np.random.default_rng(row) for row in range(12)]
+    text = [row.integers(5, V, 64) for row in rng]
+    rows = [torch.from_numpy(ids) for ids in text]
+    if pairs is not None:
+        rows = SegmentPairs([[ids[:32], ids[32:]] for ids in text], pairs)
+    inputs = recipe.batch(list(rows), rng)
+    labels = int((inputs["labels"] != IGNORED).sum())
+    assert labels <= recipe.max_labels(inputs["labels"]) < 0.5 * inputs["labels"].numel()
+    expected, count = recipe.loss(model.eval(), inputs)
+    monkeypatch.setattr("regard.checks.reading_waits", lambda x: True)
+    loss, _ = recipe.loss(model.train(), inputs)
+    assert int(count) == labels
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)

@@ -100,7 +100,7 @@ def pack(documents: Sequence[Tensor], length: int) -> list[list[Tensor]]:
     Raises:
         ValueError: there is no document of two tokens or more.
     """
-    pieces = [piece for document in documents for piece in document.split(length) if len(piece) > 1]
+    pieces = [piece for document in documents for piece in torch.split(document, length) if len(piece) > 1]
     if not pieces:
         raise ValueError(f"none of the {len(documents)} documents has two tokens or more")
     blocks: list[list[Tensor]] = []

@@ -13,7 +13,7 @@ from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import read_rows
 from regard.training.metrics import bleu, check_bleu
-from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Translation"]
 
@@ -64,10 +64,10 @@ class Translation(Recipe):
         return rows
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """input_ids, attention_mask and labels; the model shifts the labels right for its decoder."""
+        """input_ids, attention_mask if rows are padded, and labels, which the model shifts right for its decoder."""
         return {
             "input_ids": pad_rows([row[0] for row in rows], self.pad_token_id),
-            "attention_mask": pad_rows([[1] * len(row[0]) for row in rows], 0),
+            **padding_mask([row[0] for row in rows]),
             "labels": pad_rows([row[1] for row in rows], IGNORED),
         }
 
