@@ -83,7 +83,6 @@ class EncoderDecoder(Model):
         end_positions: Tensor | None = None,
         output_hidden_states: bool | None = False,
         skip_logits: bool = False,
-        label_smoothing: float = 0.0,
         **options: Any,
     ) -> ModelOutput:
         """Read a text and what is written so far; the output is the decoder's.
@@ -102,10 +101,11 @@ class EncoderDecoder(Model):
             output_hidden_states: return the output of every block, of both.
             skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
                 are None in the output.
-            label_smoothing: of the loss of token labels.
-            options: as `Model.read_options`.
+            options: as `Model.read_options`, and `label_smoothing` of the loss of token labels.
         """
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options), label_smoothing)
+        # Not in the signature: transformers.Trainer takes every argument with "label" in its name for labels.
+        smoothing = options.pop("label_smoothing", 0.0)
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options), smoothing)
         if decoder_input_ids is None and decoder_attention_mask is None:
             if labels is not None and isinstance(self.head, LanguageHead):
                 # Ignored labels become padding, whose vectors no loss is computed from.

@@ -67,8 +67,6 @@ class TextModel(Model):
         inserted: Inserted | None = None,
         output_hidden_states: bool | None = False,
         skip_logits: bool = False,
-        label_smoothing: float = 0.0,
-        max_labels: int | None = None,
         **options: Any,
     ) -> ModelOutput:
         """Read texts.
@@ -89,16 +87,15 @@ class TextModel(Model):
             output_hidden_states: return the output of every block.
             skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
                 are None in the output.
-            label_smoothing: of the loss of token labels.
-            max_labels: with skip_logits, how many positions have a label at most (masked language models): only as many
-                are scored. With more the loss is NaN.
-            options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
+            options: as `Model.read_options`; `label_smoothing` of the loss of token labels; with skip_logits
+                `max_labels`, how many positions have a label at most (masked language models): only as many are scored,
+                and with more the loss is NaN; for pretraining `next_sentence_label` (B,), or `sentence_order_label`
                 (B,) of ALBERT.
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
-        targets = Targets(
-            labels, start_positions, end_positions, self.read_options(options), label_smoothing, max_labels
-        )
+        # Not in the signature: transformers.Trainer takes every argument with "label" in its name for labels.
+        smoothing, most = options.pop("label_smoothing", 0.0), options.pop("max_labels", None)
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options), smoothing, most)
         attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
         self.check_documents(input_ids, document_ids)
