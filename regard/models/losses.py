@@ -146,26 +146,18 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, rows, size):
             x, label = hidden[start : start + size].to(dtype), labels[start : start + size, None]  # (r, d), (r, 1)
             valid = label != IGNORED
-            label = label.masked_fill(~valid, 0)
-            logp = log_softmax(linear(x, matrix, offsets), -1, dtype=wide)  # (r, V)
-            picked = logp.gather(1, label)
-            losses = -picked if not smoothing else (smoothing - 1) * picked - smoothing * logp.mean(1, keepdim=True)
+            losses, grad = _losses_and_gradient(
+                x, matrix, offsets, label.masked_fill(~valid, 0), smoothing, any(needed)
+            )
             total = total + losses.masked_fill(~valid, 0).sum()
-            if not any(needed):
-                continue
-            # Softmax minus target. The label's own term is rounded after the subtraction, not before; rows without a
-            # label are left out on the narrow side of each product.
-            grad = logp.exp_()
-            if smoothing:
-                grad -= smoothing / vocabulary
-            grad = grad.to(dtype)
-            grad.scatter_(1, label, (picked.exp() - smoothing / vocabulary - (1 - smoothing)).to(dtype))
-            if grad_hidden is not None:
+            # Rows without a label are left out on the narrow side of each product.
+            if grad is not None and grad_hidden is not None:
                 grad_hidden[start : start + size] = (grad @ matrix).masked_fill(~valid, 0)
-            if grad_weight is not None:
+            if grad is not None and grad_weight is not None:
                 grad_weight += grad.t() @ x.masked_fill(~valid, 0)
-            if grad_bias is not None:
+            if grad is not None and grad_bias is not None:
                 grad_bias += (grad.t() @ valid.to(dtype))[:, 0]
+            del grad  # before the next one is made
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -176,9 +168,26 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale what the forward pass computed."""
-        grads = (None if kept is None else kept * grad.to(kept.dtype) for kept in ctx.saved_tensors)
+        """Scale what the forward pass computed; the factor is not rounded to a narrow dtype."""
+        grads = (None if kept is None else (kept.to(grad.dtype) * grad).to(kept.dtype) for kept in ctx.saved_tensors)
         return (*grads, None, None, None, None)
+
+
+def _losses_and_gradient(
+    x: Tensor, matrix: Tensor, bias: Tensor | None, label: Tensor, smoothing: float, differentiate: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The losses (r, 1) of a few rows x (r, d), and the gradient of their sum with respect to the logits (r, V)."""
+    logp = log_softmax(linear(x, matrix, bias), -1, dtype=torch.promote_types(x.dtype, torch.float32))  # (r, V)
+    picked = logp.gather(1, label)
+    losses = -picked if not smoothing else (smoothing - 1) * picked - smoothing * logp.mean(1, keepdim=True)
+    if not differentiate:
+        return losses, None
+    # Softmax minus target; the label's own term is rounded after the subtraction, not before.
+    grad, uniform = logp.exp_(), smoothing / len(matrix)
+    if smoothing:
+        grad -= uniform
+    grad = grad.to(x.dtype)
+    return losses, grad.scatter_(1, label, (picked.exp() - uniform - (1 - smoothing)).to(x.dtype))
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None = None) -> Tensor:
