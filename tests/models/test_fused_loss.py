@@ -17,6 +17,7 @@ from regard.models.model import Model
 from regard.testing import assert_rule
 from regard.training.recipes import CausalLM, MaskedLM, Translation
 from regard.training.recipes.mlm import SegmentPairs
+from regard.training.recipes.recipe import loss_options
 
 V, N, B = 37, 11, 3
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -363,3 +364,32 @@ def test_masked_lm_scores_few_rows(pairs: Any, monkeypatch: pytest.MonkeyPatch) 
     loss, _ = recipe.loss(model.train(), inputs)
     assert int(count) == labels
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+COMPILED: dict[str, Any] = {
+    "t5, scale": (padded, {"label_smoothing": 0.1}),
+    "bert, transform and bias": (padded, {"max_labels": 25}),
+    "gpt2, tied": (lambda: batch() | {"document_ids": torch.arange(N).expand(B, N) // 4}, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_training_step_is_one_graph(name: str) -> None:
+    model, inputs, options = build(name).double(), COMPILED[name][0](), COMPILED[name][1] | {"skip_logits": True}
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected, wanted = gradients(model, inputs, **options)
+    wanted = {key: gradient.clone() for key, gradient in wanted.items()}
+    loss, found = gradients(compiled, inputs, **options)
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    for key, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[key.removeprefix("_orig_mod.")], rtol=1e-11, atol=1e-13)
+
+
+def test_loss_options_look_through_wrappers() -> None:
+    model = build("gpt2, tied").train()
+    for wrapper in (model, torch.compile(model), torch.nn.Sequential(model)):
+        assert loss_options(wrapper) == {"skip_logits": True}
+    assert loss_options(model.eval(), smoothing=0.1) == {}
+    classifier = build("bert, transform and bias", task="text-classification").train()
+    assert loss_options(classifier, smoothing=0.1) == {"label_smoothing": 0.1}
