@@ -234,7 +234,7 @@ class Model(nn.Module):
             return token_loss(head(inputs), labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
         if labels.shape != hidden.shape[:2]:
             raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
-        labels = next_labels(labels) if shift else labels
+        labels = (next_labels(labels) if shift else labels).to(hidden.device)
         labelled = (labels != IGNORED).flatten()  # (B·N,)
         most = targets.most
         if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
