@@ -54,6 +54,16 @@ def has_numbers(x: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or x.is_meta or type(x).__name__ == "FakeTensor")
 
 
+def reading_waits(x: Tensor) -> bool:
+    """Whether to read a tensor's values the host waits for a device."""
+    return x.device.type != "cpu"
+
+
+def may_read(x: Tensor, *, training: bool) -> bool:
+    """Whether a check may read a tensor's values: where it has some, but not in a training step that would wait."""
+    return has_numbers(x) and not (training and reading_waits(x))
+
+
 def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:
     """Raise TypeError for a tensor that is sparse or nested, or if `numbers` are needed, one on the meta device."""
     if x.layout is not torch.strided:

@@ -346,6 +346,7 @@ class TrainOptions(OutputOptions):
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
     vocab_size: int = option("translate: size of the BPE tokenizer.", "N", 8000)
     smoothing: float | None = option("Label smoothing.", "X", None)
+    pack: bool = option("clm: pack whole documents into each row.")
     probability: float | None = option("mlm: share of hidden tokens.", "X", None)
     whole_words: bool = option("mlm: hide whole words.")
     pairs: str | None = option("mlm: next-sentence or sentence-order.", "NAME", None)

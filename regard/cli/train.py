@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.training.recipes.recipe import Recipe
 
 RECIPE_OPTIONS = (
-    "length", "probability", "whole_words", "pairs", "density", "mean_span", "permute", "smoothing", "flip", "shift",
+    "length", "pack", "probability", "whole_words", "pairs", "density", "mean_span", "smoothing", "flip", "shift",
     "mixup",
 )  # fmt: skip
 TRAIN_OPTIONS = (
@@ -79,7 +79,7 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
 
     task = "pretraining" if options.pairs else recipe.task
     path = Path(options.model)
-    labels = {"num_labels": options.num_labels} if options.num_labels is not None else {}
+    labels: dict[str, Any] = {"num_labels": options.num_labels} if options.num_labels is not None else {}
     if (path.is_dir() and any(path.glob("*.safetensors"))) or (not path.exists() and "/" in options.model):
         return load(options.model, task=task, device=options.device, ignore=options.ignore, **labels)
     if recipe.name != "translate":

@@ -82,6 +82,7 @@ class EncoderDecoder(Model):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         output_hidden_states: bool | None = False,
+        skip_logits: bool = False,
         **options: Any,
     ) -> ModelOutput:
         """Read a text and what is written so far; the output is the decoder's.
@@ -98,9 +99,13 @@ class EncoderDecoder(Model):
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.
             output_hidden_states: return the output of every block, of both.
-            options: as `Model.read_options`.
+            skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
+                are None in the output.
+            options: as `Model.read_options`, and `label_smoothing` of the loss of token labels.
         """
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        # Not in the signature: transformers.Trainer takes every argument with "label" in its name for labels.
+        smoothing = options.pop("label_smoothing", 0.0)
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options), smoothing)
         if decoder_input_ids is None and decoder_attention_mask is None:
             if labels is not None and isinstance(self.head, LanguageHead):
                 # Ignored labels become padding, whose vectors no loss is computed from.
@@ -134,13 +139,16 @@ class EncoderDecoder(Model):
         )
         x = decoder.last_hidden_state
         inputs = HeadInput(x, None, self.decoder.embed.tokens.weight, decoder_attention_mask, input_ids)
+        loss_head = self.loss_head(skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None else self.head(inputs)),
+            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
             last_hidden_state=x,
             hidden_states=decoder.hidden_states,
             encoder_last_hidden_state=encoder.last_hidden_state,
             encoder_hidden_states=encoder.hidden_states,
         )
+        if loss_head is not None:
+            return ModelOutput(output, loss=self.linear_loss(loss_head, inputs, targets))
         return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss, pad
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    linear,
+    log_softmax,
+    mse_loss,
+    pad,
+)
 
 __all__ = [
     "IGNORED",
     "Targets",
     "classification_loss",
     "contrastive_loss",
+    "linear_token_loss",
+    "next_labels",
     "reconstruction_loss",
     "span_loss",
     "token_loss",
 ]
 
 IGNORED = -100
+CELLS = 1 << 27  # logits at a time: 512 MiB in fp32; smaller products would not fill a large GPU
 
 
 class Targets(NamedTuple):
@@ -28,6 +40,8 @@ class Targets(NamedTuple):
     start_positions: Tensor | None = None  # (B,)
     end_positions: Tensor | None = None  # (B,)
     items: Tensor | int | None = None  # labels of all accumulated batches
+    smoothing: float = 0.0  # label smoothing, of token labels
+    most: int | None = None  # labels that there are at most
 
     def __bool__(self) -> bool:
         return any(target is not None for target in self[:3])
@@ -51,13 +65,129 @@ def token_loss(
     """
     _check(labels, logits.shape[:-1], "labels")
     if shift:
-        labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        labels = next_labels(labels)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     labels = labels.to(logits.device, torch.long).flatten()
     if items is None:
         return cross_entropy(wide, labels, ignore_index=IGNORED, label_smoothing=smoothing)
     total = cross_entropy(wide, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+
+
+def next_labels(labels: Tensor) -> Tensor:
+    """Labels (B, N) moved one position to the left, so that position i has label i + 1; the last one has none."""
+    return pad(labels, (0, 1), value=IGNORED)[..., 1:]
+
+
+def linear_token_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    smoothing: float = 0.0,
+    items: Tensor | int | None = None,
+) -> Tensor:
+    """`token_loss` of the logits `hidden @ weight.T + bias`, which are never built as a whole.
+
+    >>> hidden, weight, labels = torch.randn(2, 5, 3), torch.randn(7, 3), torch.randint(7, (2, 5))
+    >>> torch.allclose(linear_token_loss(hidden, weight, None, labels), token_loss(hidden @ weight.T, labels))
+    True
+
+    A few rows of logits exist at a time; their gradients are computed in the same pass, so that nothing is computed
+    twice. torch.nn.functional.linear_cross_entropy (2.13) has no label smoothing and is not compiled.
+
+    Args:
+        hidden: (…, d).
+        weight: (V, d).
+        bias: (V,), or None.
+        labels: (…).
+        smoothing: label smoothing.
+        items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
+    """
+    _check(labels, hidden.shape[:-1], "labels")
+    device = hidden.device.type
+    dtype = hidden.dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    labels = labels.to(hidden.device, torch.long).flatten()
+    arguments = (hidden.flatten(0, -2), weight, bias, labels, smoothing, dtype, torch.is_grad_enabled())
+    total = cast(Tensor, LinearCrossEntropy.apply(*arguments))  # type: ignore[no-untyped-call]
+    if items is None:
+        return total / (labels != IGNORED).sum()
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """The sum of the cross-entropies of hidden (R, d) times weight (V, d), for labels (R,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        dtype: torch.dtype,
+        differentiate: bool,
+    ) -> Tensor:
+        """dtype: of the products.  differentiate: compute the gradients, too."""
+        needed = [differentiate and need for need in ctx.needs_input_grad[:3]]
+        wide = torch.promote_types(dtype, torch.float32)
+        rows, vocabulary = len(hidden), len(weight)
+        matrix, offsets = weight.to(dtype), None if bias is None else bias.to(dtype)
+        grad_hidden = torch.empty_like(hidden) if needed[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+        grad_bias = torch.zeros(vocabulary, dtype=wide, device=weight.device) if needed[2] else None
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        pieces = max(1, -(-rows * vocabulary // CELLS))
+        size = max(1, -(-rows // pieces))
+        for start in range(0, rows, size):
+            x, label = hidden[start : start + size].to(dtype), labels[start : start + size, None]  # (r, d), (r, 1)
+            valid = label != IGNORED
+            losses, grad = _losses_and_gradient(
+                x, matrix, offsets, label.masked_fill(~valid, 0), smoothing, any(needed)
+            )
+            total = total + losses.masked_fill(~valid, 0).sum()
+            # Rows without a label are left out on the narrow side of each product.
+            if grad is not None and grad_hidden is not None:
+                grad_hidden[start : start + size] = (grad @ matrix).masked_fill(~valid, 0)
+            if grad is not None and grad_weight is not None:
+                grad_weight += grad.t() @ x.masked_fill(~valid, 0)
+            if grad is not None and grad_bias is not None:
+                grad_bias += (grad.t() @ valid.to(dtype))[:, 0]
+            del grad  # before the next one is made
+        ctx.save_for_backward(
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
+        )
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale what the forward pass computed; the factor is not rounded to a narrow dtype."""
+        grads = (None if kept is None else (kept.to(grad.dtype) * grad).to(kept.dtype) for kept in ctx.saved_tensors)
+        return (*grads, None, None, None, None)
+
+
+def _losses_and_gradient(
+    x: Tensor, matrix: Tensor, bias: Tensor | None, label: Tensor, smoothing: float, differentiate: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The losses (r, 1) of a few rows x (r, d), and the gradient of their sum with respect to the logits (r, V)."""
+    logp = log_softmax(linear(x, matrix, bias), -1, dtype=torch.promote_types(x.dtype, torch.float32))  # (r, V)
+    picked = logp.gather(1, label)
+    losses = -picked if not smoothing else (smoothing - 1) * picked - smoothing * logp.mean(1, keepdim=True)
+    if not differentiate:
+        return losses, None
+    # Softmax minus target; the label's own term is rounded after the subtraction, not before.
+    grad, uniform = logp.exp_(), smoothing / len(matrix)
+    if smoothing:
+        grad -= uniform
+    grad = grad.to(x.dtype)
+    return losses, grad.scatter_(1, label, (picked.exp() - uniform - (1 - smoothing)).to(x.dtype))
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None = None) -> Tensor:

@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from regard.checks import may_read
 from regard.data.images import Source
 from regard.generation.config import GenerationConfig
 from regard.generation.text import GenerationOutput, generate_text, stream_text
 from regard.models.config import Config
-from regard.models.losses import Targets, classification_loss, span_loss, token_loss
+from regard.models.losses import (
+    IGNORED,
+    Targets,
+    classification_loss,
+    linear_token_loss,
+    next_labels,
+    span_loss,
+    token_loss,
+)
 from regard.models.outputs import ModelOutput
 from regard.nn.blocks import Tower
-from regard.nn.heads import LanguageHead
+from regard.nn.heads import HeadInput, LanguageHead, PretrainingHead
 from regard.tasks import text as text_tasks
 from regard.tasks import vision
 from regard.tasks.inputs import Several, Texts, call_arguments, has_vision, in_eval_mode
@@ -208,7 +217,35 @@ class Model(nn.Module):
             raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of these labels")
         if logits.ndim == 2:
             return self.classification_loss(logits, labels)
-        return token_loss(logits, labels, shift=shift, items=targets.items)
+        return token_loss(logits, labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+
+    def loss_head(self, skip_logits: bool, labels: Tensor | None) -> LanguageHead | None:
+        """The language-model head whose loss is computed without its logits, if the call asks for that."""
+        head = getattr(self, "head", None)
+        head = head.words if isinstance(head, PretrainingHead) else head
+        return head if skip_logits and labels is not None and isinstance(head, LanguageHead) else None
+
+    def linear_loss(self, head: LanguageHead, inputs: HeadInput, targets: Targets, *, shift: bool = False) -> Tensor:
+        """`text_loss` of a language-model head, without its logits."""
+        hidden, labels = inputs.last_hidden_state, targets.labels
+        assert labels is not None
+        matrix = head.matrix(inputs.embedding)
+        if matrix is None:
+            return token_loss(head(inputs), labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+        if labels.shape != hidden.shape[:2]:
+            raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
+        labels = (next_labels(labels) if shift else labels).to(hidden.device)
+        labelled = (labels != IGNORED).flatten()  # (B·N,)
+        most = targets.most
+        if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
+            hidden, labels = hidden.flatten(0, 1)[labelled], labels.flatten()[labelled]  # (L, d), (L,)
+        elif most is not None and most < len(labelled):
+            first = torch.argsort(~labelled, stable=True)[:most]  # those with a label, then others
+            hidden, labels = hidden.flatten(0, 1).index_select(0, first), labels.flatten()[first]
+        loss = linear_token_loss(
+            head.vectors(hidden), *matrix, labels, smoothing=targets.smoothing, items=targets.items
+        )
+        return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
 
     def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of scores (B, labels), by config.json's problem_type."""
@@ -236,6 +273,7 @@ class Model(nn.Module):
     ) -> Tensor | None:
         """Check what a tower is to read, before anything runs; the mask as booleans, or None if it hides nothing.
 
+        Values are not looked at in training on a GPU, which would wait for it, nor in a compiled graph.
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
         most, vocabulary = self._limit(tower), tower.embed.tokens.num_embeddings
@@ -256,7 +294,7 @@ class Model(nn.Module):
         mask = None
         if attention_mask is not None:
             mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
-        if torch.compiler.is_compiling():
+        if not may_read(input_ids, training=self.training):  # the embedding's kernel checks the ids
             return mask
         low, high = torch.aminmax(input_ids)
         facts = torch.stack([low, high, low if mask is None else mask.all().to(input_ids.dtype)])
@@ -291,7 +329,7 @@ class Model(nn.Module):
         self.check_device(name, given)
         if given.dtype == torch.bool:
             return given
-        if not torch.compiler.is_compiling() and not bool(((given == 0) | (given == 1)).all()):
+        if may_read(given, training=self.training) and not bool(((given == 0) | (given == 1)).all()):
             raise ValueError(
                 f"{name} must be 1/0 or booleans, got {given.dtype} {int(given.min())} to {int(given.max())}"
             )
@@ -306,7 +344,7 @@ class Model(nn.Module):
             raise ValueError(
                 f"position_ids must be ({n},) or ({batch}, {n}) as input_ids, got {tuple(position_ids.shape)}"
             )
-        if torch.compiler.is_compiling():
+        if not may_read(position_ids, training=self.training):
             return
         first, last = torch.stack(torch.aminmax(position_ids)).tolist()
         most = tower.embed.max_positions

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.checks import may_read
 from regard.generation.loop import ModelState
 from regard.models.config import Config
 from regard.models.losses import Targets
@@ -58,12 +59,14 @@ class TextModel(Model):
         *,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
         inserted: Inserted | None = None,
         output_hidden_states: bool | None = False,
+        skip_logits: bool = False,
         **options: Any,
     ) -> ModelOutput:
         """Read texts.
@@ -73,6 +76,8 @@ class TextModel(Model):
             attention_mask: (B, N), 1 or True = token; None if all are.
             token_type_ids: (B, N), the segment of each token (BERT, ALBERT).
             position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            document_ids: (B, N), the document of each token where several are packed in a row: a token sees only its
+                own, and positions are counted in each. Negative for padding.
             labels: (B, N) token ids or labels, -100 = ignored, shifted by a causal language model; (B,) to classify.
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.
@@ -80,13 +85,20 @@ class TextModel(Model):
                 task. Padding is never global.
             inserted: vectors that replace those of some tokens, as an image's do.
             output_hidden_states: return the output of every block.
-            options: as `Model.read_options`, and for pretraining `next_sentence_label` (B,), or `sentence_order_label`
+            skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
+                are None in the output.
+            options: as `Model.read_options`; `label_smoothing` of the loss of token labels; with skip_logits
+                `max_labels`, how many positions have a label at most (masked language models): only as many are scored,
+                and with more the loss is NaN; for pretraining `next_sentence_label` (B,), or `sentence_order_label`
                 (B,) of ALBERT.
         """
         relation = options.pop("next_sentence_label", options.pop("sentence_order_label", None))
-        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        # Not in the signature: transformers.Trainer takes every argument with "label" in its name for labels.
+        smoothing, most = options.pop("label_smoothing", 0.0), options.pop("max_labels", None)
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options), smoothing, most)
         attention_mask = self.check(input_ids, attention_mask, self.tower, position_ids)
         self.check_segments(input_ids, token_type_ids)
+        self.check_documents(input_ids, document_ids)
         # (B, N): the vector of each row's first True is pooled.
         pooled = self.pooler.ends(input_ids, attention_mask) if isinstance(self.pooler, EndPooler) else attention_mask
         tower = self._read(
@@ -96,13 +108,15 @@ class TextModel(Model):
             position_ids=position_ids,
             token_type_ids=token_type_ids,
             inserted=inserted,
+            document_ids=document_ids,
             output_hidden_states=bool(output_hidden_states),
         )
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
+        loss_head = self.loss_head(skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None else self.head(inputs)),
+            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
             last_hidden_state=x,
             pooler_output=pooler_output,
@@ -113,7 +127,11 @@ class TextModel(Model):
         head_loss: Any = getattr(self.head, "loss", None)  # of a head with a loss of its own (ELECTRA)
         if head_loss is not None:
             return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
-        loss = self.text_loss(output, targets, shift=self.loss_type is not None)
+        shift = self.loss_type is not None
+        if loss_head is not None:
+            loss = self.linear_loss(loss_head, inputs, targets, shift=shift)
+        else:
+            loss = self.text_loss(output, targets, shift=shift)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
         return ModelOutput(output, loss=loss)
@@ -137,10 +155,23 @@ class TextModel(Model):
                 f"token_type_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(token_type_ids.shape)}"
             )
         segments = self.tower.embed.types.num_embeddings
-        if torch.compiler.is_compiling() or bool(((token_type_ids >= 0) & (token_type_ids < segments)).all()):
+        if not may_read(token_type_ids, training=self.training):
+            return
+        if bool(((token_type_ids >= 0) & (token_type_ids < segments)).all()):
             return
         low, high = int(token_type_ids.min()), int(token_type_ids.max())
         raise ValueError(f"token_type_ids must be 0 to {segments - 1}, the model's segments; got {low} to {high}")
+
+    def check_documents(self, input_ids: Tensor, document_ids: Tensor | None) -> None:
+        """Raise TypeError or ValueError for document_ids that do not fit input_ids."""
+        if document_ids is None:
+            return
+        self.check_integers("document_ids", document_ids, "(B, N)")
+        self.check_device("document_ids", document_ids)
+        if document_ids.shape != input_ids.shape:
+            raise ValueError(
+                f"document_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(document_ids.shape)}"
+            )
 
     # ---------------------------------------------------------------------------------------- one token after another
 
@@ -264,6 +295,8 @@ class LongTextModel(TextModel):
     def _read(
         self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
     ) -> TowerOutput:
+        if inputs["document_ids"] is not None:
+            raise ValueError(f"{self.family.title} cannot read packed documents: leave out document_ids=")
         if global_attention_mask is not None:
             global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
         elif self.choice is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import gelu, pad, relu, silu
 
 from regard import masks
 from regard.masks import Mask
@@ -334,21 +335,25 @@ class Tower(nn.Module):
         encoder_hidden_states: Tensor | Sequence[ContextKeys] | None = None,
         encoder_attention_mask: Tensor | None = None,
         inserted: Inserted | None = None,
+        document_ids: Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> TowerOutput:
         """input_ids (B, N) → vectors.
 
         attention_mask: (B, Nk), True = token, over what the caches hold and input_ids.
+        document_ids: (B, N) of packed documents: a token sees only its own; negative for padding.
         position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
         encoder_hidden_states: (B, M, d), or its keys and values for each depth; encoder_attention_mask: (B, M).
         """
-        if position_ids is None:
+        if position_ids is None and document_ids is not None:
+            position_ids = count_in_documents(document_ids)
+        elif position_ids is None:
             position_ids = count(input_ids, attention_mask, len(caches[0]) if caches else 0)
         x = self.embed(input_ids, position_ids, token_type_ids, inserted)  # (B, N, d)
         angles = None
         if self.rotary is not None:
             angles = self.rotary.angles(position_ids, torch.promote_types(x.dtype, torch.float32))
-        mask = visible(attention_mask, causal=self.causal)
+        mask = visible(attention_mask, causal=self.causal, document_ids=document_ids)
         encoder_mask = visible(encoder_attention_mask, causal=False)
         hidden_states = [x] if output_hidden_states else []
         for number, block in enumerate(self.depth):
@@ -386,9 +391,23 @@ def count(input_ids: Tensor, attention_mask: Tensor | None, before: int = 0) -> 
     return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -n:]
 
 
-def visible(attention_mask: Tensor | None, *, causal: bool) -> Mask | None:
-    """The mask of a tower: padding is hidden, and for a decoder also later positions."""
-    padding = None if attention_mask is None else masks.padding(attention_mask)
-    if not causal:
-        return padding
-    return masks.causal() if padding is None else masks.causal() & padding
+def count_in_documents(document_ids: Tensor) -> Tensor:
+    """Positions (B, N) that start again at 0 where the document id changes.
+
+    >>> count_in_documents(torch.tensor([[0, 0, 0, 1, 1, -1]])).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    places = torch.arange(document_ids.shape[1], device=document_ids.device)
+    starts = pad(document_ids.diff(dim=1) != 0, (1, 0), value=True)
+    return places - torch.where(starts, places, 0).cummax(1).values
+
+
+def visible(attention_mask: Tensor | None, *, causal: bool, document_ids: Tensor | None = None) -> Mask | None:
+    """The mask of a tower: padding and other documents are hidden, and for a decoder also later positions."""
+    parts = [
+        masks.causal() if causal else None,
+        None if attention_mask is None else masks.padding(attention_mask),
+        None if document_ids is None else masks.documents(document_ids),
+    ]
+    given = [part for part in parts if part is not None]
+    return reduce(and_, given) if given else None

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.checks import is_distributed, may_read
 from regard.nn.blocks import activation
-from regard.nn.linear import Linear
+from regard.nn.linear import Linear, untouched
 
 
 class HeadInput(NamedTuple):
@@ -47,7 +48,7 @@ class EndPooler(nn.Module):
         # The padding token may be the end token, too.
         shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask, -1)
         ends = shown == (shown.amax(1, keepdim=True) if self.end is None else self.end)
-        if not torch.compiler.is_compiling() and not ends.any(1).all():
+        if may_read(ends, training=self.training) and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to sum it up")
         return ends
 
@@ -92,10 +93,21 @@ class LanguageHead(nn.Module):
 
     def forward(self, x: HeadInput) -> Tensor:
         """→ (B, N, V)."""
-        h = x.last_hidden_state if self.transform is None else self.transform(x.last_hidden_state)
-        if self.scale != 1.0:
-            h = h * self.scale
+        h = self.vectors(x.last_hidden_state)
         return linear(h, x.embedding, self.bias) if self.words is None else cast(Tensor, self.words(h))
+
+    def vectors(self, hidden: Tensor) -> Tensor:
+        """(…, d) → (…, e), what the output matrix is multiplied with."""
+        h = hidden if self.transform is None else self.transform(hidden)
+        return h if self.scale == 1.0 else h * self.scale
+
+    def matrix(self, embedding: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """The output matrix (V, e) and its bias; None if the layer must be called, as one with an adapter or split."""
+        if self.words is None:
+            return None if is_distributed(embedding) else (embedding, self.bias)
+        if not untouched(self.words) or is_distributed(self.words.weight):
+            return None
+        return self.words.weight, self.words.bias
 
 
 class Labels(nn.Module):
@@ -170,7 +182,7 @@ class EndToken(nn.Module):
                 "out decoder_input_ids="
             )
         ends = x.input_ids == self.end  # (B, N)
-        if not torch.compiler.is_compiling() and not ends.any(1).all():
+        if may_read(ends, training=self.training) and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to classify by")
         h = last_token(x.last_hidden_state, ends)  # (B, d)
         return cast(Tensor, self.score(self.dropout(torch.tanh(self.dense(self.dropout(h))))))

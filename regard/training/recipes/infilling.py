@@ -12,7 +12,7 @@ import numpy as np
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import read_documents
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Infilling"]
 
@@ -99,7 +99,7 @@ class Infilling(Recipe):
         return rows
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """input_ids, attention_mask and labels; the model shifts the labels right for its decoder."""
+        """input_ids, attention_mask if rows are padded, and labels, which the model shifts right for its decoder."""
         inputs, labels = [], []
         for row, random in zip(rows, rng, strict=True):
             order = random.permutation(len(row)) if self.permute else range(len(row))
@@ -108,7 +108,7 @@ class Infilling(Recipe):
             labels.append([self.start_token_id, *np.concatenate(row).tolist(), self.end_token_id])
         return {
             "input_ids": pad_rows(inputs, self.pad_token_id),
-            "attention_mask": pad_rows([np.ones(len(row), int) for row in inputs], 0),
+            **padding_mask(inputs),
             "labels": pad_rows(labels, IGNORED),
         }
 

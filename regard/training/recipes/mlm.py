@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.models.losses import IGNORED, token_loss
+from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import TokenBlocks, encode_stream, read_documents
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["MaskedLM"]
 
@@ -117,7 +117,10 @@ class MaskedLM(Recipe):
         return SegmentPairs([part for part in segments if len(part) > 1], self.pairs)
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """input_ids, attention_mask, labels (-100 where nothing was hidden); for pairs their segments and label."""
+        """input_ids, attention_mask if rows are padded, labels (-100 where nothing was hidden).
+
+        For pairs also token_type_ids and next_sentence_label.
+        """
         inputs, labels, types, relations = [], [], [], []
         for row, random in zip(rows, rng, strict=True):
             if self.pairs is None:
@@ -131,14 +134,19 @@ class MaskedLM(Recipe):
             inputs.append(hidden)
             labels.append(label)
             types.append(kinds)
-        batch = {
-            "input_ids": pad_rows(inputs, self.pad_token_id),
-            "attention_mask": pad_rows([np.ones_like(row) for row in inputs], 0),
-            "labels": pad_rows(labels, IGNORED),
-        }
+        batch = {"input_ids": pad_rows(inputs, self.pad_token_id), **padding_mask(inputs)}
+        batch["labels"] = pad_rows(labels, IGNORED)
+        # The GPU is told how many labels there are at most, so that it need not be asked. A draw beyond it is too rare
+        # to be seen; its last labels are dropped.
+        places = (batch["labels"] != IGNORED).flatten().nonzero()[self.max_labels(batch["labels"]) :, 0]
+        batch["labels"].view(-1)[places] = IGNORED
         if self.pairs is not None:
             batch |= {"token_type_ids": pad_rows(types, 0), PAIR_LABELS[self.pairs]: torch.tensor(relations)}
         return batch
+
+    def max_labels(self, labels: Tensor) -> int:
+        """How many of the labels (B, N) of a batch are not ignored, at most."""
+        return int(1.25 * self.probability * labels.numel()) + 64
 
     def _surround(self, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids, types = list(self.start_ids), [0] * len(self.start_ids)
@@ -170,14 +178,13 @@ class MaskedLM(Recipe):
 
         BERT adds the two means; a constant weight makes that exact under accumulation and data parallelism.
         """
+        inputs = {name: value for name, value in batch.items() if name not in PAIR_LABELS.values()}
+        options = loss_options(model, max_labels=self.max_labels(batch["labels"]))
+        output, count = model(**inputs, num_items_in_batch=1, **options), (batch["labels"] != IGNORED).sum()
         if self.pairs is None:
-            return super().loss(model, batch)
-        inputs = dict(batch)
-        labels, relations = inputs.pop("labels"), inputs.pop(PAIR_LABELS[self.pairs])
-        output = model(**inputs)
-        hidden = token_loss(output.logits, labels, items=1)
-        relation = cross_entropy(output.seq_relationship_logits, relations, reduction="sum")
-        return hidden + self.probability * self.length * relation, (labels != IGNORED).sum()
+            return output.loss, count
+        relation = cross_entropy(output.seq_relationship_logits, batch[PAIR_LABELS[self.pairs]], reduction="sum")
+        return output.loss + self.probability * self.length * relation, count
 
 
 def _continuations(labels: Sequence[str]) -> tuple[int, ...]:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.tokenizer import Tokenizer
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.losses import IGNORED
 from regard.models.model import Model
+from regard.models.text import TextModel
+from regard.nn.heads import LanguageHead, PretrainingHead
 from regard.training.data import byte_tokenizer
 
-__all__ = ["Batch", "Recipe", "batches_of", "pad_rows", "tokenizer_of"]
+__all__ = ["Batch", "Recipe", "batches_of", "loss_options", "pad_rows", "padding_mask", "tokenizer_of"]
 
 Batch = dict[str, Tensor]
 """Arguments of the model: input_ids, attention_mask, labels, …"""
@@ -48,12 +51,29 @@ class Recipe:
 
         Here for labels of single tokens; other kinds of labels override it.
         """
-        total = model(**batch, num_items_in_batch=1).loss
+        total = model(**batch, num_items_in_batch=1, **loss_options(model)).loss
         return total, (batch["labels"] != IGNORED).sum()
 
     def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
         """What a trained model scores on held-out rows, by name; here the perplexity of the mean loss."""
         return {"perplexity": math.exp(min(loss, 700.0))}
+
+
+def loss_options(model: nn.Module, *, smoothing: float = 0.0, max_labels: int | None = None) -> dict[str, Any]:
+    """Further arguments of a training call: a language model of regard needs no logits for its loss.
+
+    Args:
+        model: the model or a wrapper of it (DDP, torch.compile, PEFT).
+        smoothing: label smoothing, in training only.
+        max_labels: of a batch, for an encoder that is asked for few of its tokens.
+    """
+    if not model.training:
+        return {}
+    options: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
+    inner = next((part for part in model.modules() if isinstance(part, Model)), None)
+    if isinstance(inner, (TextModel, EncoderDecoder)) and isinstance(inner.head, (LanguageHead, PretrainingHead)):
+        options |= {"skip_logits": True} | ({} if max_labels is None else {"max_labels": max_labels})
+    return options
 
 
 def batches_of(recipe: Recipe, rows: Sequence[Any], model: Model, size: int = 64) -> Iterator[Batch]:
@@ -62,6 +82,11 @@ def batches_of(recipe: Recipe, rows: Sequence[Any], model: Model, size: int = 64
         chosen = [rows[number] for number in range(first, min(first + size, len(rows)))]
         rng = [np.random.default_rng(first + number) for number in range(len(chosen))]
         yield {name: tensor.to(model.device) for name, tensor in recipe.batch(chosen, rng).items()}
+
+
+def padding_mask(rows: Sequence[Sequence[int] | np.ndarray]) -> Batch:
+    """The attention_mask of rows that are padded to one length; empty if nothing is padded: no mask is fastest."""
+    return {} if len(set(map(len, rows))) == 1 else {"attention_mask": pad_rows([[1] * len(row) for row in rows], 0)}
 
 
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Tensor:

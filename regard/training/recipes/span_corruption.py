@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import TokenBlocks, encode_stream, read_documents
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["SpanCorruption"]
 
@@ -82,12 +82,12 @@ class SpanCorruption(Recipe):
         return noise, min(max(round(noise / self.mean_span), 1), length - noise)
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """input_ids, attention_mask and labels; the model shifts the labels right for its decoder."""
+        """input_ids, attention_mask if rows are padded, and labels, which the model shifts right for its decoder."""
         pairs = [self.corrupt(np.asarray(row), random) for row, random in zip(rows, rng, strict=True)]
         inputs = [pair[0] for pair in pairs]
         return {
             "input_ids": pad_rows(inputs, self.pad_token_id),
-            "attention_mask": pad_rows([np.ones_like(row) for row in inputs], 0),
+            **padding_mask(inputs),
             "labels": pad_rows([pair[1] for pair in pairs], IGNORED),
         }
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from regard.models.losses import IGNORED, token_loss
+from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import read_rows
 from regard.training.metrics import bleu, check_bleu
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Translation"]
 
@@ -64,20 +64,17 @@ class Translation(Recipe):
         return rows
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """input_ids, attention_mask and labels; the model shifts the labels right for its decoder."""
+        """input_ids, attention_mask if rows are padded, and labels, which the model shifts right for its decoder."""
         return {
             "input_ids": pad_rows([row[0] for row in rows], self.pad_token_id),
-            "attention_mask": pad_rows([[1] * len(row[0]) for row in rows], 0),
+            **padding_mask([row[0] for row in rows]),
             "labels": pad_rows([row[1] for row in rows], IGNORED),
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Over the targets' tokens, smoothed in training only: a held-out loss stays a perplexity."""
-        count = (batch["labels"] != IGNORED).sum()
-        if not self.smoothing or not model.training:
-            return model(**batch, num_items_in_batch=1).loss, count
-        output = model(**batch, num_items_in_batch=1)
-        return token_loss(output.logits, batch["labels"], smoothing=self.smoothing, items=1), count
+        total = model(**batch, num_items_in_batch=1, **loss_options(model, smoothing=self.smoothing)).loss
+        return total, (batch["labels"] != IGNORED).sum()
 
     def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
         """BLEU of beam search with 5 beams, with sacrebleu's signature. Raises ImportError without sacrebleu."""
