@@ -27,6 +27,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Case = Callable[[], object]
 RESULTS = Path(__file__).parent / "results"
@@ -92,12 +93,13 @@ def one_set(trees: tuple[Path, Path, Path], folder: str, only: str, rounds: int)
 
 
 def alternate(clocks: list[Callable[[], float]], rounds: int) -> Times:
-    """The best of each, after a warm-up. The order turns round, so that none always follows the same other."""
+    """The best of each, after a warm-up. None follows itself: its data would still be in the processor's caches."""
     for clock in clocks:
         clock()
     best = [float("inf")] * 3
     for turn in range(rounds):
-        for n in (0, 1, 2) if turn % 2 else (2, 1, 0):
+        for place in range(3):
+            n = (turn + place) % 3
             best[n] = min(best[n], clocks[n]())
     return best[0], best[1], best[2]
 
@@ -110,9 +112,7 @@ def environment(tree: Path) -> dict[str, str]:
 def start_time(tree: Path, command: list[str]) -> float:
     """CPU seconds of a new process."""
     before = getrusage(RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, *command], env=environment(tree), cwd=tree, stdout=subprocess.DEVNULL, check=True
-    )
+    subprocess.run([sys.executable, *command], env=environment(tree), cwd=tree, stdout=subprocess.DEVNULL, check=True)
     after = getrusage(RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -142,6 +142,7 @@ class Worker:
         return float(self._read())
 
     def close(self) -> None:
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -171,6 +172,7 @@ def serve(tree: str, folder: str) -> None:
             case = cases[name]
             gc.collect()
             gc.disable()
+            case()  # another process had the caches
             start = time.process_time()
             for _ in range(calls):
                 case()
@@ -191,10 +193,16 @@ def save_checkpoints(folder: Path) -> None:
     text = {"vocab_size": 500, "pad_token_id": 0}
     narrow = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     bert = transformers.BertConfig(**text, **narrow, num_hidden_layers=4)
-    gpt2 = transformers.GPT2Config(**text, bos_token_id=1, n_embd=64, n_head=4, n_layer=4, n_positions=256, eos_token_id=None)
-    deep = transformers.BertConfig(**text, hidden_size=16, num_attention_heads=2, intermediate_size=32, num_hidden_layers=40)
+    gpt2 = transformers.GPT2Config(
+        **text, bos_token_id=1, n_embd=64, n_head=4, n_layer=4, n_positions=256, eos_token_id=None
+    )
+    deep = transformers.BertConfig(
+        **text, hidden_size=16, num_attention_heads=2, intermediate_size=32, num_hidden_layers=40
+    )
     vit = transformers.ViTConfig(**narrow, num_hidden_layers=4, image_size=64, patch_size=8)
-    swin = transformers.SwinConfig(image_size=64, patch_size=2, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4)
+    swin = transformers.SwinConfig(
+        image_size=64, patch_size=2, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4
+    )
     for name, model in {
         "bert": transformers.BertModel(bert),
         "gpt2": transformers.GPT2LMHeadModel(gpt2),
@@ -239,6 +247,9 @@ def attention_cases() -> dict[str, Case]:
     import regard
     from regard import masks
 
+    def newly_padded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> object:
+        return regard.attention(q, k, v, mask=masks.padding(lengths))
+
     cases: dict[str, Case] = {}
     for size, shape in (("small", (2, 4, 16, 16)), ("medium", (2, 8, 256, 64)), ("long", (1, 2, 1024, 32))):
         q, k, v = (torch.randn(shape) for _ in range(3))
@@ -253,8 +264,7 @@ def attention_cases() -> dict[str, Case]:
             "cells": torch.ones(n, n, dtype=torch.bool).tril(),
         }.items():
             cases[f"attention, {size}: {name}"] = partial(regard.attention, q, k, v, mask=mask)
-        fresh = lambda q=q, k=k, v=v, lengths=lengths: regard.attention(q, k, v, mask=masks.padding(lengths))
-        cases[f"attention, {size}: padded, new mask"] = fresh
+        cases[f"attention, {size}: padded, new mask"] = partial(newly_padded, q, k, v, lengths)
         cases[f"attention, {size}: softcap"] = partial(regard.attention, q, k, v, softcap=30.0)
     return cases
 
@@ -352,8 +362,8 @@ def heading(old: Path, new: Path, sets: int, rounds: int) -> str:
     return (
         f"# {commit(new)} against {commit(old)}\n\n{processor}, one thread; Python {platform.python_version()}, torch "
         f"{torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}. CPU time of one "
-        f"call, the best of {sets} sets of {rounds} turns, in µs. new ÷ old below 1 is faster now; noise is the largest "
-        "difference between two processes of the old tree in one set."
+        f"call, the best of {sets} sets of {rounds} turns, in µs. new ÷ old below 1 is faster now; noise is the "
+        "largest difference between two processes of the old tree in one set."
     )
 
 

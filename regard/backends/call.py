@@ -221,19 +221,20 @@ def rows_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _check_kind(*arrays: Any) -> bool:
+def _check_kind(q: Any, k: Any, v: Any) -> bool:
     """True for NumPy arrays, False for torch tensors."""
-    if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
-        dense = arrays[0].layout is arrays[1].layout is arrays[2].layout is torch.strided
-        if not dense or arrays[0].is_nested or arrays[1].is_nested or arrays[2].is_nested:
-            for name, x in zip("qkv", arrays, strict=False):
+    arrays = (q, k, v)
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
+        dense = q.layout is k.layout is v.layout is torch.strided
+        if not dense or q.is_nested or k.is_nested or v.is_nested:
+            for name, x in zip("qkv", arrays, strict=True):
                 check_dense(name, x, numbers=False)  # shapes alone may be asked for
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
         if any(isinstance(x, np.ma.MaskedArray) for x in arrays):
             raise TypeError("a masked array's own mask would be ignored: pass plain arrays, and mask=… for attention")
         return True
-    kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=False))
+    kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=True))
     raise TypeError(f"q, k and v must all be NumPy arrays or all torch tensors, but {kinds}")
 
 

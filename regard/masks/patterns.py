@@ -291,7 +291,7 @@ class _Tokens(Mask):
         fit_length("padding", self.tokens, nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        token = row_of(self.tokens[:, 0].to(device))
+        token = row_of(self.tokens.squeeze(1).to(device))
         return lambda b, h, i, j: token(b, j)
 
     def bounds(self, grid: TileGrid) -> Bounds:
@@ -346,7 +346,7 @@ class _Documents(OffsetMask):
         fit_length("documents", self.ids, nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, ids = place(self.offset, nq, nk, device), self.ids[:, 0].to(device)
+        offset, ids = place(self.offset, nq, nk, device), self.ids.squeeze(1).to(device)
         # A position without a document has one number as a query and another as a key, so that the two never match.
         mine, theirs = row_of(torch.where(ids < 0, -1, ids)), row_of(torch.where(ids < 0, -2, ids))
         if self.on_keys(nq, nk):
