@@ -101,14 +101,14 @@ def prepare(
     """Check the arguments of `regard.attention` and bring them to four axes. Raises TypeError or ValueError."""
     numpy = _check_kind(q, k, v)
     _check_dtype(q, k, v, numpy)
-    _check_shape(q.shape, k.shape, v.shape)
-    head_size = q.shape[-1]
-    scale = head_size**-0.5 if scale is None else _number("scale", scale)
+    q_shape, k_shape = tuple(q.shape), tuple(k.shape)  # torch.Size is slow to slice
+    _check_shape(q_shape, k_shape, tuple(v.shape))
+    scale = q_shape[-1] ** -0.5 if scale is None else _number("scale", scale)
     if softcap is not None and not _number("softcap", softcap) > 0:
         raise ValueError(f"softcap must be above 0, got {softcap}; None means no cap")
     if dropout != 0.0 and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    weights = (*q.shape[:-1], k.shape[-2])
+    weights = (*q_shape[:-1], k_shape[-2])
     if isinstance(mask, Tensor):
         check_dense("mask", mask, numbers=numpy or not q.is_meta)
     if isinstance(bias, Tensor):
@@ -120,7 +120,7 @@ def prepare(
         q, k, v = (four_axes(x) for x in (q, k, v))
     if numpy and not q.dtype.isnative:
         q, k, v = (x.astype(x.dtype.newbyteorder("=")) for x in (q, k, v))
-    sizes = (*q.shape[:3], k.shape[2])
+    sizes = weights if len(weights) == 4 else (*q.shape[:3], k.shape[2])
     if mask is not None:
         mask.fit(*sizes)
     if bias is not None:

@@ -229,9 +229,9 @@ def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
             hint = ". It looks like one row of keys per batch row: use regard.masks.padding(mask)"
         raise ValueError(f"{name} of shape {tuple(cells.shape)} does not broadcast to the weights' shape {shape}{hint}")
     cells = cells.reshape(padded)
-    if len(shape) < 4:
-        return cast(Tensor, four_axes(cells))
-    lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
+    if len(shape) <= 4:
+        return cells if len(shape) == 4 else cast(Tensor, four_axes(cells))
+    lead = shape[:-3]  # several batch axes become one
     return cells.expand(*lead, *cells.shape[-3:]).reshape(prod(lead), *cells.shape[-3:])
 
 
