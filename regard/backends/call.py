@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from regard.masks.rules import four_axes
 __all__ = [
     "BiasGradient",
     "Call",
+    "CallOptions",
     "TileDropout",
     "as_given",
     "cells_of_bias",
@@ -84,6 +85,15 @@ class Call:
         q, k, v = (_from_numpy(x) for x in (self.q, self.k, self.v))
         sinks = None if self.sinks is None else _from_numpy(self.sinks)
         return replace(self, q=q, k=k, v=v, sinks=sinks, numpy=False)
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of `regard.attention` beside mask and bias, which explains them."""
+
+    scale: float | None
+    softcap: float | None
+    sinks: Any
+    dropout: float
 
 
 def prepare(
