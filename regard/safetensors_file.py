@@ -115,11 +115,13 @@ class TensorFile:
     def view(self, name: str) -> Tensor:
         """A tensor that shares the mapped file's memory privately, or a copy if its bytes are not aligned."""
         entry, start = self.entries[name], self._starts[name]
-        if not entry.nbytes:
+        count = prod(entry.shape)
+        if not count:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        data = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.nbytes, offset=start)
-        data = data.clone() if data.data_ptr() % entry.dtype.itemsize else data
-        return data.view(entry.dtype).view(entry.shape)
+        if start % entry.dtype.itemsize:  # the map itself begins at a page
+            data = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.nbytes, offset=start).clone()
+            return data.view(entry.dtype).view(entry.shape)
+        return torch.frombuffer(self._map, dtype=entry.dtype, count=count, offset=start).view(entry.shape)
 
 
 def _explain(error: SafetensorError, size: int, length: int, text: bytes) -> str:

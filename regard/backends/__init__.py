@@ -20,13 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from regard import tables
 from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
-from regard.backends.call import Call, prepare
+from regard.backends.call import Call, CallOptions, prepare
 from regard.checks import has_numbers, untraced
 from regard.masks.biases import DenseBias
 from regard.masks.tiles import visible_tiles
@@ -160,10 +160,7 @@ def explain(
     *,
     mask: object = None,
     bias: object = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
+    **options: Unpack[CallOptions],
 ) -> Explanation:
     """Which backends can do this call, how, or why not, and which one "auto" takes.
 
@@ -172,12 +169,18 @@ def explain(
     >>> explain(x, x, x).chosen
     'sdpa'
 
-    Args: as `regard.attention`.
+    Args:
+        q: as in `regard.attention`, like all others.
+        k: keys.
+        v: values.
+        mask: who may look at whom.
+        bias: added to the scores.
+        options: scale, softcap, sinks and dropout.
 
     Returns:
         A table with a row per backend; `chosen` is what "auto" takes.
     """
-    call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    call = prepare(q, k, v, mask=mask, bias=bias, **options)
     reasons = [(name, load(name).unsupported_reason(call)) for name in ranked(call)]
     reasons.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
     rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in reasons)

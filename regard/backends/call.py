@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from regard.masks.rules import four_axes
 __all__ = [
     "BiasGradient",
     "Call",
+    "CallOptions",
     "TileDropout",
     "as_given",
     "cells_of_bias",
@@ -86,6 +87,15 @@ class Call:
         return replace(self, q=q, k=k, v=v, sinks=sinks, numpy=False)
 
 
+class CallOptions(TypedDict, total=False):
+    """Options of `regard.attention` beside mask and bias, which explains them."""
+
+    scale: float | None
+    softcap: float | None
+    sinks: Any
+    dropout: float
+
+
 def prepare(
     q: Any,
     k: Any,
@@ -101,14 +111,14 @@ def prepare(
     """Check the arguments of `regard.attention` and bring them to four axes. Raises TypeError or ValueError."""
     numpy = _check_kind(q, k, v)
     _check_dtype(q, k, v, numpy)
-    _check_shape(q.shape, k.shape, v.shape)
-    head_size = q.shape[-1]
-    scale = head_size**-0.5 if scale is None else _number("scale", scale)
+    q_shape, k_shape = tuple(q.shape), tuple(k.shape)  # torch.Size is slow to slice
+    _check_shape(q_shape, k_shape, tuple(v.shape))
+    scale = q_shape[-1] ** -0.5 if scale is None else _number("scale", scale)
     if softcap is not None and not _number("softcap", softcap) > 0:
         raise ValueError(f"softcap must be above 0, got {softcap}; None means no cap")
     if dropout != 0.0 and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    weights = (*q.shape[:-1], k.shape[-2])
+    weights = (*q_shape[:-1], k_shape[-2])
     if isinstance(mask, Tensor):
         check_dense("mask", mask, numbers=numpy or not q.is_meta)
     if isinstance(bias, Tensor):
@@ -120,7 +130,7 @@ def prepare(
         q, k, v = (four_axes(x) for x in (q, k, v))
     if numpy and not q.dtype.isnative:
         q, k, v = (x.astype(x.dtype.newbyteorder("=")) for x in (q, k, v))
-    sizes = (*q.shape[:3], k.shape[2])
+    sizes = weights if len(weights) == 4 else (*q.shape[:3], k.shape[2])
     if mask is not None:
         mask.fit(*sizes)
     if bias is not None:
@@ -221,19 +231,20 @@ def rows_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _check_kind(*arrays: Any) -> bool:
+def _check_kind(q: Any, k: Any, v: Any) -> bool:
     """True for NumPy arrays, False for torch tensors."""
-    if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
-        dense = arrays[0].layout is arrays[1].layout is arrays[2].layout is torch.strided
-        if not dense or arrays[0].is_nested or arrays[1].is_nested or arrays[2].is_nested:
-            for name, x in zip("qkv", arrays, strict=False):
+    arrays = (q, k, v)
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
+        dense = q.layout is k.layout is v.layout is torch.strided
+        if not dense or q.is_nested or k.is_nested or v.is_nested:
+            for name, x in zip("qkv", arrays, strict=True):
                 check_dense(name, x, numbers=False)  # shapes alone may be asked for
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
         if any(isinstance(x, np.ma.MaskedArray) for x in arrays):
             raise TypeError("a masked array's own mask would be ignored: pass plain arrays, and mask=… for attention")
         return True
-    kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=False))
+    kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=True))
     raise TypeError(f"q, k and v must all be NumPy arrays or all torch tensors, but {kinds}")
 
 

@@ -61,7 +61,8 @@ class TileGrid:
 def _extremes(values: Tensor, size: int) -> Bounds:
     """(…, N) → smallest and largest of each run of `size`, (…, T); the last run may be short."""
     short = -values.shape[-1] % size
-    values = torch.cat([values, values[..., -1:].expand(*values.shape[:-1], short)], -1)
+    if short:
+        values = torch.cat([values, values[..., -1:].expand(*values.shape[:-1], short)], -1)
     runs = values.reshape(*values.shape[:-1], -1, size)  # (…, T, size)
     if values.dtype == torch.bool:
         return runs.all(-1), runs.any(-1)
@@ -101,6 +102,8 @@ class Mask(Rule):
     def varies(self) -> tuple[int, int]:
         """Compute `leading`: the first two axes of every tensor field."""
         shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor)]
+        if len(shapes) <= 1:
+            return (shapes[0][0], shapes[0][1]) if shapes else (1, 1)
         return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])
 
     def __and__(self, other: Mask) -> Mask:

@@ -1,7 +1,7 @@
 """The masks by name: causal, window, dilated, prefix, padding, documents, globals, queries, blocks.
 
 Each is a frozen dataclass: its numbers, the function f(b, h, i, j) they make (`bind`), and bounds per tile (`bounds`).
-Per-position tensors are stored as (B or 1, 1, N).
+Per-position tensors are stored as (B or 1, 1, N), unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -284,18 +284,21 @@ class _Lengths(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Tokens(Mask):
-    tokens: Tensor  # (B, 1, Nk), True = a token
+    tokens: Tensor  # (B, Nk), True = a token; without the axis of heads, since every padded call makes one
+
+    def varies(self) -> tuple[int, int]:
+        return self.tokens.shape[0], 1
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
         fit_length("padding", self.tokens, nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        token = row_of(self.tokens[:, 0].to(device))
+        token = row_of(self.tokens.to(device))
         return lambda b, h, i, j: token(b, j)
 
     def bounds(self, grid: TileGrid) -> Bounds:
-        low, high = grid.cols(self.tokens.to(grid.device))
+        low, high = grid.cols(self.tokens.to(grid.device).unsqueeze(1))
         return high, low
 
     def __repr__(self) -> str:
@@ -324,7 +327,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
             raise ValueError(f"padding booleans must be (B, Nk), got shape {tuple(values.shape)}")
         if side != "right":
             raise ValueError("side= goes with lengths; booleans say already where the padding is")
-        return _Tokens(values.unsqueeze(1))
+        return _Tokens(values)
     if side not in ("right", "left"):
         raise ValueError(f"side must be 'right' or 'left', got {side!r}")
     if values.ndim != 1 or not are_integers(values):
@@ -346,7 +349,7 @@ class _Documents(OffsetMask):
         fit_length("documents", self.ids, nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, ids = place(self.offset, nq, nk, device), self.ids[:, 0].to(device)
+        offset, ids = place(self.offset, nq, nk, device), self.ids.squeeze(1).to(device)
         # A position without a document has one number as a query and another as a key, so that the two never match.
         mine, theirs = row_of(torch.where(ids < 0, -1, ids)), row_of(torch.where(ids < 0, -2, ids))
         if self.on_keys(nq, nk):

@@ -47,20 +47,22 @@ class Rule(ABC):
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         """Raise ValueError if the rule cannot apply to a call of these sizes."""
-        for name, own, there in zip(("batch rows", "heads"), self.leading, (batch, heads), strict=True):
-            if own not in (1, there):
-                raise ValueError(f"{self!r} is for {own} {name}, but the call has {there}")
+        own_batch, own_heads = self.leading
+        if own_batch not in (1, batch):
+            raise ValueError(f"{self!r} is for {own_batch} batch rows, but the call has {batch}")
+        if own_heads not in (1, heads):
+            raise ValueError(f"{self!r} is for {own_heads} heads, but the call has {heads}")
 
     def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The bound function at every (b, h, i, j), as (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) where both matter."""
-        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
         cells: Tensor = self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device))
         return cells[(None,) * (4 - cells.ndim)]
 
     def _matrix(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """(Nq, Nk), or (B or 1, H or 1, Nq, Nk) where the rule differs by batch row or head."""
         batch, heads = self.leading
-        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
         cells = self.bind(nq, nk, device, dtype)(*indices(batch, heads, i, j, device))
         cells = torch.as_tensor(cells, device=device).expand(batch, heads, nq, nk)
         return cells if batch * heads > 1 else cells[0, 0]
@@ -170,7 +172,7 @@ def numbers(name: str, value: object) -> Tensor:
     [1, 2, 3]
     """
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach().clone() if value.requires_grad else value.clone()
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
         raise TypeError(f"{name} must be a list, a NumPy array or a tensor, got {type(value).__name__}: {value!r}")
     try:
@@ -207,7 +209,7 @@ def number(name: str, value: object, least: int | None = None) -> Number:
         result = result.long().reshape(result.shape[0], -1)  # (B, 1) or (B, H)
     else:
         raise TypeError(f"{name} must be an integer or integers, got {type(value).__name__}: {value!r}")
-    if least is not None and int(torch.as_tensor(result).min()) < least:
+    if least is not None and (result if isinstance(result, int) else int(result.min())) < least:
         shown = result if isinstance(result, int) else result.tolist()
         raise ValueError(f"{name} must be at least {least}, got {shown}")
     return result
@@ -227,9 +229,9 @@ def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
             hint = ". It looks like one row of keys per batch row: use regard.masks.padding(mask)"
         raise ValueError(f"{name} of shape {tuple(cells.shape)} does not broadcast to the weights' shape {shape}{hint}")
     cells = cells.reshape(padded)
-    if len(shape) < 4:
-        return cast(Tensor, four_axes(cells))
-    lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
+    if len(shape) <= 4:
+        return cells if len(shape) == 4 else cast(Tensor, four_axes(cells))
+    lead = shape[:-3]  # several batch axes become one
     return cells.expand(*lead, *cells.shape[-3:]).reshape(prod(lead), *cells.shape[-3:])
 
 

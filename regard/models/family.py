@@ -41,6 +41,8 @@ class Unchanged:
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
         """The shapes of the checkpoint's tensors from the shape of ours."""
+        if type(self) is Unchanged:  # most tensors: one on the meta device for each would be a tenth of loading
+            return [ours]
         return [tuple(part.shape) for part in self.split(torch.empty(ours, device="meta"), rows)]
 
 
@@ -55,6 +57,10 @@ class Transpose(Unchanged):
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
         """The checkpoint's tensors from ours."""
         return [self.join([ours])]
+
+    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
+        """The shapes of the checkpoint's tensors from the shape of ours."""
+        return [ours[::-1] if len(ours) == 2 else ours]
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from regard.models.config import Config
 from regard.models.losses import token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
+from regard.models.text import TextModel
 from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
-from regard.nn.blocks import Tower, TowerOutput, count, visible
+from regard.nn.blocks import TowerOutput, count, visible
 from regard.nn.cache import Cache
 from regard.nn.heads import HeadInput, LanguageHead
 from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
@@ -60,12 +61,11 @@ class FlamingoModel(Model):
     """A language model, looks (gated cross-attention) at images between its blocks, and what encodes the images.
 
     Args:
-        tower: of the text.
+        text: the language model, whose tower, head and limit become this model's.
         looks: one before the first block, and one before each further block at equal distances.
         vision: image tower.
         resampler: gathers its vectors; None if tokens attend to all of them.
         vision_pooler: the checkpoint's pooler of images; unused, kept to be saved.
-        max_positions: the longest text.
         ends: tokens that end a text.
     """
 
@@ -74,21 +74,22 @@ class FlamingoModel(Model):
     def __init__(
         self,
         config: Config,
-        tower: Tower,
+        text: TextModel,
         looks: Sequence[GatedLook],
         vision: VisionTower,
         *,
         resampler: Resampler | None,
         vision_pooler: nn.Module,
-        head: LanguageHead | None,
-        max_positions: int,
         ends: Sequence[int],
     ) -> None:
         super().__init__(config)
-        assert len(tower.depth) % len(looks) == 0, (len(tower.depth), len(looks))
-        self.tower, self.looks, self.vision = tower, nn.ModuleList(looks), vision
-        self.resampler, self.vision_pooler, self.head = resampler, vision_pooler, head
-        self.max_positions, self.ends = max_positions, tuple(ends)
+        depth = len(text.tower.depth)
+        assert depth % len(looks) == 0, (depth, len(looks))
+        assert text.max_positions is not None
+        self.tower, self.looks, self.vision = text.tower, nn.ModuleList(looks), vision
+        self.resampler, self.vision_pooler = resampler, vision_pooler
+        self.head = text.head if isinstance(text.head, LanguageHead) else None
+        self.max_positions, self.ends = text.max_positions, tuple(ends)
 
     @property
     def vocabulary(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
 
-@runtime_checkable
 class ScorePosition(Protocol):
     """A position that acts on the scores: a bias value, or a layer that makes one from the queries."""
 
@@ -401,7 +400,9 @@ class MultiHeadAttention(HeadProjections):
         if q.shape[1] != self.num_heads or k.shape[1] != self.num_kv_heads:
             self._check_share(q.shape[1], k.shape[1])
         # 2. Attention, over earlier positions as well.
-        term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
+        term = None
+        if self.position is not None and not isinstance(self.position, Rotary):
+            term = self.position.bias(q, self.scale)
         if cache is not None:
             k, v = cache.append(k, v)
         try:

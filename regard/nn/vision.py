@@ -78,6 +78,17 @@ class PatchProjection(nn.Module):
         return linear(flat, self.weight.flatten(1), self.bias)
 
 
+class ExtraTokens(NamedTuple):
+    """The learnt vectors of an image beside cls and its patches."""
+
+    distilled: bool = False  # a second token beside cls (DeiT)
+    registers: int = 0  # tokens without a position (DINOv2)
+    masked: bool = False  # a vector in place of masked patches
+
+
+NO_EXTRA_TOKENS = ExtraTokens()
+
+
 class PatchEmbedding(nn.Module):
     """Pixels to the vectors that a tower reads: cls and other tokens, then the patches, with their positions.
 
@@ -87,8 +98,7 @@ class PatchEmbedding(nn.Module):
     >>> embed(torch.zeros(2, 3, 16, 16)).shape                # another size: the positions are interpolated
     torch.Size([2, 17, 6])
 
-    pixels: height and width that the positions were learnt for.  distilled: a second token beside cls (DeiT).
-    registers: number of tokens without a position (DINOv2).  masked: a token for masked patches.
+    pixels: height and width that the positions were learnt for.
     antialias, stretch: as in `interpolate_positions`.  norm: of the sum (CLIP).
     """
 
@@ -101,9 +111,7 @@ class PatchEmbedding(nn.Module):
         patches: PatchProjection,
         pixels: tuple[int, int],
         *,
-        distilled: bool = False,
-        registers: int = 0,
-        masked: bool = False,
+        tokens: ExtraTokens = NO_EXTRA_TOKENS,
         antialias: bool = False,
         stretch: float = 0.0,
         norm: nn.Module | None = None,
@@ -115,10 +123,10 @@ class PatchEmbedding(nn.Module):
             raise ValueError(f"an image of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
         self.patches, self.pixels, self.antialias, self.stretch = patches, pixels, antialias, stretch
         self.cls = nn.Parameter(torch.zeros(d))
-        self.distillation = nn.Parameter(torch.zeros(d)) if distilled else None
-        self.registers = nn.Parameter(torch.zeros(registers, d)) if registers else None
-        self.hidden = nn.Parameter(torch.zeros(d)) if masked else None
-        self.positions = nn.Parameter(torch.zeros(1 + distilled + self.grid.rows * self.grid.columns, d))
+        self.distillation = nn.Parameter(torch.zeros(d)) if tokens.distilled else None
+        self.registers = nn.Parameter(torch.zeros(tokens.registers, d)) if tokens.registers else None
+        self.hidden = nn.Parameter(torch.zeros(d)) if tokens.masked else None
+        self.positions = nn.Parameter(torch.zeros(1 + tokens.distilled + self.grid.rows * self.grid.columns, d))
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     @property

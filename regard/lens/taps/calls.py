@@ -16,12 +16,12 @@ from inspect import CO_VARARGS
 from math import inf
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from regard.backends.call import Call, prepare
+from regard.backends.call import Call, CallOptions, prepare
 from regard.lens.measures.weights import ComputedWeights
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
@@ -106,10 +106,7 @@ def read_call(
     cells: Tensor | None = None,
     bias: Tensor | None = None,
     mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
+    **options: Unpack[CallOptions],
 ) -> Call:
     """The call that a kernel computed, detached from the model.
 
@@ -133,8 +130,9 @@ def read_call(
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
     if dense is not None:
         mask = dense if mask is None else mask & dense
-    sinks = None if sinks is None else sinks.detach()
-    return prepare(q, k, v, mask=mask, bias=added, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    if options.get("sinks") is not None:
+        options["sinks"] = options["sinks"].detach()
+    return prepare(q, k, v, mask=mask, bias=added, **options)
 
 
 def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -18,7 +18,7 @@ from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, DropPath, FeedForward
-from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, VisionTower
+from regard.nn.vision import ExtraTokens, ImageLabels, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "REGISTERS"]
 
@@ -58,8 +58,7 @@ def tower(config: Config, *, registers: int, patch: int) -> VisionTower:
     embed = PatchEmbedding(
         patches,
         config.pair("image_size", 224),
-        registers=registers,
-        masked=config.bool("use_mask_token", True),
+        tokens=ExtraTokens(registers=registers, masked=config.bool("use_mask_token", True)),
         antialias=registers > 0,
         dropout=config.float("hidden_dropout_prob", 0.0),
     )

@@ -128,9 +128,8 @@ def build(config: Config, task: str) -> FlamingoModel:
     words, added = config.int("vocab_size", 32000), config.int("additional_vocab_size", 0, minimum=0)
     rows, d = (words, added) if added else (words,), text.tower.embed.tokens.embedding_dim
     text.tower.embed.tokens = JoinedTable(rows, d)
-    head = text.head if isinstance(text.head, LanguageHead) else None
-    if head is not None and head.words is not None:
-        head.words = Joined(d, rows, bias=False)
+    if isinstance(text.head, LanguageHead) and text.head.words is not None:
+        text.head.words = Joined(d, rows, bias=False)
     depth, interval = len(text.tower.depth), config.int("cross_layer_interval", 1)
     if depth % interval:
         raise ValueError(f"{config.where}: {depth} layers do not divide by a cross_layer_interval of {interval}")
@@ -138,16 +137,13 @@ def build(config: Config, task: str) -> FlamingoModel:
     e, eps = seeing.int("embed_dim", 768), seeing.eps("layer_norm_eps", 1e-5)
     config.get("perceiver_config")  # of a resampler that may not be there
     gathering = config.sub_config("perceiver_config") if config.bool("use_resampler", False) else None
-    assert text.max_positions is not None
     return FlamingoModel(
         config,
-        text.tower,
+        text,
         [look(config, d, e) for _ in range(depth // interval)],
         vision_tower(seeing),
         resampler=None if gathering is None else resampler(gathering, e),
         vision_pooler=NormedFirst(nn.LayerNorm(e, eps)),
-        head=head,
-        max_positions=text.max_positions,
         ends=read_eos(config.get("eos_token_id", 2)),
     )
 

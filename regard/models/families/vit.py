@@ -21,7 +21,15 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward
 from regard.nn.heads import Pooler
 from regard.nn.linear import Linear
-from regard.nn.vision import ImageLabels, PatchEmbedding, PatchGrid, PatchProjection, PixelReconstruction, VisionTower
+from regard.nn.vision import (
+    ExtraTokens,
+    ImageLabels,
+    PatchEmbedding,
+    PatchGrid,
+    PatchProjection,
+    PixelReconstruction,
+    VisionTower,
+)
 
 __all__ = ["DEIT", "FAMILY", "NAMES"]
 
@@ -47,7 +55,8 @@ def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTow
     d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-12)
     dropout = config.float("hidden_dropout_prob", 0.0)
     patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 16))
-    embed = PatchEmbedding(patches, config.pair("image_size", 224), distilled=distilled, masked=masked, dropout=dropout)
+    tokens = ExtraTokens(distilled=distilled, masked=masked)
+    embed = PatchEmbedding(patches, config.pair("image_size", 224), tokens=tokens, dropout=dropout)
 
     def block() -> Block:
         attention = MultiHeadAttention(
