@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
     **values: Any,
 ) -> Model:
     """Build a model from its config, with the initial weights of its paper or original code.
@@ -53,6 +54,7 @@ def build(
         dtype: of the weights.
         device: where the weights go.
         num_labels: number of labels of a classifier, named LABEL_0 and so on; default: those of the config.
+        labels: their names; num_labels is then their number.
         **values: keys of config.json that replace those of `config`.
 
     Returns:
@@ -67,9 +69,13 @@ def build(
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
     check_int("seed", seed, 0)
     read = _read_config(config, values)
+    if labels is not None and (num_labels not in (None, len(labels)) or len(set(labels)) != len(labels)):
+        raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
     if num_labels is not None:
         check_int("num_labels", num_labels, 1)
-        read = read.with_labels(f"LABEL_{number}" for number in range(num_labels))
+        labels = labels or [f"LABEL_{number}" for number in range(num_labels)]
+    if labels is not None:
+        read = read.with_labels(labels)
     family = family_of(read)
     task = _task(family, read) if task is None else task
     if task not in family.tasks:
