@@ -346,7 +346,7 @@ class TrainOptions(OutputOptions):
     num_labels: int | None = option("Labels of a new classification head.", "N", None)
     labels: str | None = option("Names of the labels.", "A,B,…", None)
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
-    vocab_size: int | None = option("translate: size of the BPE tokenizer; default: 8000.", "N", None)
+    vocab_size: int | None = option("Train a BPE tokenizer of N tokens on the data.", "N", None)
     smoothing: float | None = option("translate, image-classification: label smoothing.", "X", None)
     probability: float | None = option("mlm: share of hidden tokens.", "X", None)
     whole_words: bool = option("mlm: hide whole words.")

@@ -25,7 +25,8 @@ TRAIN_OPTIONS = (
     "monitor_every", "tensorboard",
 )  # fmt: skip
 LABELLED = ("text-classification", "token-classification", "image-classification")
-VOCABULARY = 8000
+TEXTS = ("clm", "mlm", "span-corruption", "infilling", "translate")
+VOCABULARY, SENTINELS = 8000, 100
 
 
 def train(options: TrainOptions) -> int:
@@ -90,7 +91,7 @@ def recipe_options(recipe: type[Recipe], options: TrainOptions) -> dict[str, Any
     names = [name for name in values if name.removeprefix("no_") in known]
     if recipe.task in LABELLED:
         names += ["num_labels", "labels"]
-    if recipe.name == "translate":
+    if recipe.name in TEXTS:
         names += ["vocab_size"]
     for name in (*given, *(name for name in ("num_labels", "labels", "vocab_size") if getattr(options, name))):
         if name not in names:
@@ -102,12 +103,15 @@ def recipe_options(recipe: type[Recipe], options: TrainOptions) -> dict[str, Any
 
 
 def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
-    """The model to train: a checkpoint is loaded, a config is built; for translation with a tokenizer of the data."""
+    """The model to train: a checkpoint is loaded, a config is built.
+
+    A config without a tokenizer gets one that is trained on the data, or reads bytes where the recipe can.
+    """
     import torch
 
     from regard.models.building import build
     from regard.models.loading import load
-    from regard.training.data import read_rows
+    from regard.training.data import read_documents, read_rows
     from regard.training.tokenizers import train_bpe
 
     path = Path(options.model)
@@ -126,13 +130,22 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
     if options.ignore:
         raise ValueError("--ignore is for a checkpoint; leave the keys out of the config")
     common["seed"] = options.seed or 0
-    if recipe.name != "translate":
+    folder = path if path.is_dir() else path.parent
+    own = path.exists() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    bytes_do = own or recipe.name not in TEXTS or recipe.name == "clm"
+    if bytes_do and options.vocab_size is None:
         return build(options.model, **common)
-    rows = read_rows(options.data, ("source", "target"))
-    texts = (row[side] for row in rows for side in ("source", "target"))
-    tokenizer = train_bpe(texts, VOCABULARY if options.vocab_size is None else options.vocab_size)
+    if recipe.name == "translate":
+        rows = read_rows(options.data, ("source", "target"))
+        texts = [row[side] for row in rows for side in ("source", "target")]
+    else:
+        texts = read_documents(options.data)
+    size = VOCABULARY if options.vocab_size is None else options.vocab_size
+    tokenizer = train_bpe(texts, size, sentinels=SENTINELS if recipe.name == "span-corruption" else 0)
     ids = tokenizer.ids_of
-    special = {"decoder_start_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
+    special = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
+    if recipe.task == "text2text-generation":
+        special["decoder_start_token_id"] = ids.bos
     model = build(options.model, **common, vocab_size=tokenizer.size, **special)
     model.tokenizer = tokenizer
     return model

@@ -46,8 +46,9 @@ def build(
     'BERT'
 
     Args:
-        config: a config.json (the file or its directory), a dict of its keys, a config of `transformers`, or the
-            model_type of a family ("gpt2"), whose sizes are then given as keywords.
+        config: a config.json (the file or its directory; a tokenizer and image processor there are used), a dict of
+            its keys, a config of `transformers`, or the model_type of a family ("gpt2"), whose sizes are then given as
+            keywords.
         task: which head, as in `regard.load`; default: what "architectures" names, else the task that the family is
             pretrained with.
         seed: of the initial weights. The same seed gives the same weights on every device.
@@ -85,7 +86,21 @@ def build(
     for place in places(model, ""):
         place.put(torch.empty(place.shape, dtype=torch.float32))
     initialize(model, torch.Generator().manual_seed(seed))
+    if isinstance(config, (str, Path)) and config not in FAMILIES:
+        _open_side_files(model, Path(config))
     return model.to(device=device, dtype=dtype).train()
+
+
+def _open_side_files(model: Model, path: Path) -> None:
+    """The tokenizer and image processor beside a config.json, if they are there."""
+    from regard.data.image_processing import ImageProcessor
+    from regard.data.tokenizer import Tokenizer
+
+    folder = path if path.is_dir() else path.parent
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        model.tokenizer = Tokenizer.open(folder)
+    if (folder / "preprocessor_config.json").is_file():
+        model.preprocessor = ImageProcessor.open(folder)
 
 
 def _read_config(config: Any, values: dict[str, Any]) -> Config:
