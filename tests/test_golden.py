@@ -80,6 +80,8 @@ CASES = [
     Golden("help-ko", "--help --lang ko"),
     *(Golden(f"help-{command}", f"{command} --help") for command in COMMANDS),
     *(Golden(f"help-{command}-ko", f"{command} --help --lang ko") for command in COMMANDS),
+    # train: tests/cli/test_train.py runs it
+    Golden("train-unknown-recipe", "train sing --model config.json --data text.txt --out run"),
     # steps
     Golden("steps", "steps"),
     Golden("steps-json", "steps --json"),

@@ -398,8 +398,8 @@ COMMANDS = (
         "look", "look", LookOptions,
         "What attention looks at, in a text or image.",
         "Show what attention looks at: in a text or an image that a model reads, or in a file.",
-        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
-        ".safetensors; the one array of an .npy is all three).",
+        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), a run of 'regard train' (its "
+        "newest alarm), or q, k and v (.npz, .safetensors; the one array of an .npy is all three).",
         "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
         "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
         "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import regard
@@ -269,3 +270,21 @@ def test_two_processes_of_torchrun_print_once():
         process.terminate()
     assert process.returncode == 0, err
     assert json.loads(out)["steps"] == 4
+
+
+def test_look_opens_the_newest_alarm_of_a_run(capsys):
+    write_data()
+    command = typed("clm", GPT2, "--data text.txt --length 48 --monitor-every 2")
+    assert main(command) == 0
+    assert main(["look", "run"]) == 2
+    assert "run" in capsys.readouterr().err.splitlines()[-1]
+    model = regard.load("run/model")
+    watching = regard.monitor(model, {"input_ids": torch.arange(8)[None]}, every=1, out="run", logit_ceiling=-1e9)
+    watching.entropy_floor = 1.1  # every head
+    with pytest.warns(UserWarning, match="step 3"):
+        assert [alarm.head for alarm in watching.step(3)] == [0, 1, 0, 1]
+    assert watching.step(4) == []
+    capsys.readouterr()
+    assert main(["look", "run", "--json"]) == 0
+    assert "alarm-step-00000003.regard" in capsys.readouterr().out
+    assert main(["look", "run", "--layer", "1", "--head", "1"]) == 0
