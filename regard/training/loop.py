@@ -532,8 +532,11 @@ class Bookkeeper:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.processes.main:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            except OSError as error:  # whose text has no name when a disk is full
+                raise OSError(error.errno, f"cannot write the log: {error.strerror}", str(self.path)) from error
         if self.writer is not None:
             for name, value in line.items():
                 if name != "step":
