@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +51,9 @@ def train(options: TrainOptions) -> int:
             raise FileNotFoundError(f"there is no data {str(path)!r}")
     check_device(options.device)
 
-    # 2. Train, and print from the first process.
+    # 2. Train, and print from the first process. Warnings, of a damaged checkpoint or an alarm, are a line each.
     model = open_model(recipe, options)
+    shown, warnings.showwarning = warnings.showwarning, _print_warning
     try:
         result = run(
             model, recipe.for_model(model, **chosen), options.data, out=options.out, eval_data=options.eval_data,
@@ -59,9 +62,14 @@ def train(options: TrainOptions) -> int:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(as_json(result) if options.json else as_text(result, options))
     finally:
+        warnings.showwarning = shown
         if dist.is_initialized():
             dist.destroy_process_group()
     return INTERRUPTED if result.stopped else 0
+
+
+def _print_warning(message: Warning | str, *where: object) -> None:
+    print(f"regard: {message}", file=sys.stderr, flush=True)
 
 
 def as_json(result: TrainResult) -> str:
@@ -143,7 +151,7 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
     size = VOCABULARY if options.vocab_size is None else options.vocab_size
     tokenizer = train_bpe(texts, size, sentinels=SENTINELS if recipe.name == "span-corruption" else 0)
     ids = tokenizer.ids_of
-    special = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
+    special: dict[str, Any] = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
     if recipe.task == "text2text-generation":
         special["decoder_start_token_id"] = ids.bos
     model = build(options.model, **common, vocab_size=tokenizer.size, **special)

@@ -288,3 +288,40 @@ def test_look_opens_the_newest_alarm_of_a_run(capsys):
     assert main(["look", "run", "--json"]) == 0
     assert "alarm-step-00000003.regard" in capsys.readouterr().out
     assert main(["look", "run", "--layer", "1", "--head", "1"]) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no RLIMIT_FSIZE")
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays():
+    import resource
+
+    write_data()
+    command = [sys.executable, "-m", "regard", *typed("clm", GPT2, "--data text.txt --length 48")]
+    assert started([*command, "--steps", "6"]).wait() == 0
+    weights = Path("run/model/model.safetensors").read_bytes()
+    for name in ("step-00000004", "step-00000006"):
+        damaged = next(Path("run/checkpoints", name).glob("*.distcp"))
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    limit = 30 * 1024  # a checkpoint has more
+    full = started(
+        [*command, "--steps", "6"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    out, err = full.communicate()
+    assert full.returncode == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert "step-00000002" in err.splitlines()[-1]
+    assert Path("run/model/model.safetensors").read_bytes() == weights
+    assert started([*command, "--steps", "6"]).wait() == 0
+    assert Path("run/model/model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("out", ["text.txt", "text.txt/run", "/proc/regard-run"])
+def test_a_directory_that_cannot_be_made_is_one_line(out, capsys):
+    write_data()
+    command = typed("clm", GPT2, "--data text.txt --length 48")
+    command[command.index("run")] = out
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert out in err
+    assert Path("text.txt").read_text() == TEXT

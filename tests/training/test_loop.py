@@ -105,7 +105,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
     )
     kills = int(os.environ.get("KILLS", "2"))
     killed, whole = (
-        [sys.executable, "-c", script, str(tmp_path / x), str(Path(__file__).parent), str(60 * kills)]
+        [sys.executable, "-c", script, str(tmp_path / x), str(Path(__file__).parent), str(30 * kills)]
         for x in ("a", "b")
     )
     draws, log = random.Random(3), tmp_path / "a" / "log.jsonl"
