@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from regard.checks import check_int
+from regard.data.image_processing import ImageProcessor
+from regard.data.tokenizer import Tokenizer
 from regard.files import read_json
 from regard.models.config import Config
 from regard.models.family import Family, empty, places
@@ -93,9 +95,6 @@ def build(
 
 def _open_side_files(model: Model, path: Path) -> None:
     """The tokenizer and image processor beside a config.json, if they are there."""
-    from regard.data.image_processing import ImageProcessor
-    from regard.data.tokenizer import Tokenizer
-
     folder = path if path.is_dir() else path.parent
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         model.tokenizer = Tokenizer.open(folder)
