@@ -68,7 +68,7 @@ def train(options: TrainOptions) -> int:
     return INTERRUPTED if result.stopped else 0
 
 
-def _print_warning(message: Warning | str, *where: object) -> None:
+def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     print(f"regard: {message}", file=sys.stderr, flush=True)
 
 
