@@ -145,7 +145,7 @@ def newest_alarm(run: Path) -> str:
     """
     alarms = sorted(run.glob("alarm-step-*.regard"))
     if not alarms:
-        raise ValueError(f"{str(run)!r} has no capture of an alarm (alarm-step-….regard): no head collapsed there")
+        raise ValueError(f"{str(run)!r} is a folder without the capture of an alarm, alarm-step-….regard")
     return str(alarms[-1])
 
 
