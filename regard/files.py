@@ -35,6 +35,7 @@ __all__ = [
     "atomic_file",
     "check_file",
     "check_target",
+    "exclusive",
     "parsed",
     "parsing",
     "read_bounded",
@@ -410,6 +411,24 @@ def _locked(directory: Path) -> Iterator[None]:
                 return
         finally:
             os.close(held)
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold a directory's lock inside `with`, where the system has locks.
+
+    Raises BlockingIOError if another process, or another `exclusive`, holds it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    held = os.open(directory, os.O_RDONLY)
+    try:
+        if _lock(held, wait=False) is False:
+            raise BlockingIOError(f"{str(directory)!r} is in use by another process; wait for it, or name another")
+        yield
+    finally:
+        os.close(held)
 
 
 # ------------------------------------------------------------------------------------------------------ disk and errors

@@ -39,7 +39,7 @@ TIRED = "The animal did not cross the street because it was too tired."
 KOREAN = "그 동물은 너무 피곤해서 길을 건너지 않았다."
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
 COMMANDS = ["steps", "look", "serve", "doctor", "diff", "generate", "fill", "embed", "classify", "caption", "answer"]
-COMMANDS += ["match", "features", "verify", "mask", "cost", "backends"]
+COMMANDS += ["match", "features", "verify", "train", "mask", "cost", "backends"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ CASES = [
     Golden("help-ko", "--help --lang ko"),
     *(Golden(f"help-{command}", f"{command} --help") for command in COMMANDS),
     *(Golden(f"help-{command}-ko", f"{command} --help --lang ko") for command in COMMANDS),
+    # train: tests/cli/test_train.py runs it
+    Golden("train-unknown-recipe", "train sing --model config.json --data text.txt --out run"),
     # steps
     Golden("steps", "steps"),
     Golden("steps-json", "steps --json"),

@@ -107,7 +107,7 @@ def _answer(typed: list[str]) -> int:
         return _complain(str(error), MISSING_PART)
     except KeyError as error:  # whose text is the quoted form of its message
         return _complain(str(error.args[0]), WRONG_INPUT)
-    except (ValueError, TypeError, LookupError, OSError, EOFError) as error:
+    except (ValueError, TypeError, LookupError, OSError, EOFError, FloatingPointError) as error:
         return _complain(str(error), WRONG_INPUT)
     except MemoryError as error:
         return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT)

@@ -337,21 +337,24 @@ class TrainOptions(OutputOptions):
     log_every: int | None = option("Steps between log lines.", "N", None)
     keep: int | None = option("Checkpoints to keep; default: 2.", "N", None)
     monitor_every: int | None = option("Steps between looks at attention.", "N", None)
+    tensorboard: bool = option("Also write TensorBoard files.")
     shard: bool = option("Shard weights over the processes (FSDP2).")
     tensor_parallel: int | None = option("Processes that share each matrix.", "N", None)
     recompute: bool = option("Recompute activations, for less memory.")
     compile: bool = option("torch.compile each block.")
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
     num_labels: int | None = option("Labels of a new classification head.", "N", None)
+    labels: str | None = option("Names of the labels.", "A,B,…", None)
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
-    vocab_size: int = option("translate: size of the BPE tokenizer.", "N", 8000)
-    smoothing: float | None = option("Label smoothing.", "X", None)
+    vocab_size: int | None = option("Train a BPE tokenizer of N tokens on the data.", "N", None)
+    smoothing: float | None = option("translate, image-classification: label smoothing.", "X", None)
     pack: bool = option("clm: pack whole documents into each row.")
     probability: float | None = option("mlm: share of hidden tokens.", "X", None)
     whole_words: bool = option("mlm: hide whole words.")
     pairs: str | None = option("mlm: next-sentence or sentence-order.", "NAME", None)
     density: float | None = option("span-corruption, infilling: share that goes.", "X", None)
     mean_span: float | None = option("span-corruption, infilling: mean span.", "X", None)
+    no_permute: bool = option("infilling: keep the order of the sentences.")
     flip: bool = option("image-classification: mirror half of the images.")
     shift: int | None = option("image-classification: move images by up to N pixels.", "N", None)
     mixup: float | None = option("image-classification: α of mixup.", "X", None)
@@ -396,8 +399,8 @@ COMMANDS = (
         "look", "look", LookOptions,
         "What attention looks at, in a text or image.",
         "Show what attention looks at: in a text or an image that a model reads, or in a file.",
-        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
-        ".safetensors; the one array of an .npy is all three).",
+        "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), a run of 'regard train' (its "
+        "newest alarm), or q, k and v (.npz, .safetensors; the one array of an .npy is all three).",
         "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
         "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
         "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
@@ -496,7 +499,9 @@ COMMANDS = (
         "RECIPE: clm, mlm, span-corruption, infilling, translate, text-classification, token-classification, "
         "question-answering, image-classification, contrastive.",
         "Example: regard train clm --model config.json --data text.txt --out run --steps 120 --batch 4 --length 48",
-        "On several processes: torchrun --nproc-per-node 2 -m regard train …. The trained model is in DIR/model.",
+        "On several processes: torchrun --nproc-per-node 2 -m regard train …. The trained model is in DIR/model; "
+        "'regard look DIR' opens the newest alarm of --monitor-every.",
+        "Exit code: 0, or 130 if it was stopped by Ctrl-C.",
     ),
     command(
         "mask", "mask", MaskOptions,

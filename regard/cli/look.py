@@ -5,6 +5,7 @@ Texts and whole captures are shown here; look_image.py shows images, captures.py
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,8 @@ def look(options: LookOptions) -> None:
 
     # 2. An image, by name or on standard input.
     what, text_file = options.what, options.file
+    if text_file is None and what is not None and os.path.isdir(what):  # Path.is_dir raises for a long text
+        what = newest_alarm(Path(what))
     piped = read_stdin(MOST_PIPED) if what == "-" and text_file is None else None
     source = what if piped is None else piped
     if text_file is None and source is not None and is_image(source):
@@ -133,6 +136,17 @@ def look(options: LookOptions) -> None:
         _show_capture(session, file, options)
     else:
         show_module(file, session.capture, options.layer, options)
+
+
+def newest_alarm(run: Path) -> str:
+    """The capture of the last alarm in a directory of `regard train` or `regard.monitor`.
+
+    Raises ValueError if there is none.
+    """
+    alarms = sorted(run.glob("alarm-step-*.regard"))
+    if not alarms:
+        raise ValueError(f"{str(run)!r} is a folder without the capture of an alarm, alarm-step-….regard")
+    return str(alarms[-1])
 
 
 def _typed(options: LookOptions, names: tuple[str, ...]) -> list[str]:

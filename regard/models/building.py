@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.checks import check_int
+from regard.data.image_processing import ImageProcessor
+from regard.data.tokenizer import Tokenizer
 from regard.files import read_json
 from regard.models.config import Config
 from regard.models.family import Family, empty, places
@@ -33,6 +35,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
     **values: Any,
 ) -> Model:
     """Build a model from its config, with the initial weights of its paper or original code.
@@ -45,14 +48,16 @@ def build(
     'BERT'
 
     Args:
-        config: a config.json (the file or its directory), a dict of its keys, a config of `transformers`, or the
-            model_type of a family ("gpt2"), whose sizes are then given as keywords.
+        config: a config.json (the file or its directory; a tokenizer and image processor there are used), a dict of
+            its keys, a config of `transformers`, or the model_type of a family ("gpt2"), whose sizes are then given as
+            keywords.
         task: which head, as in `regard.load`; default: what "architectures" names, else the task that the family is
             pretrained with.
         seed: of the initial weights. The same seed gives the same weights on every device.
         dtype: of the weights.
         device: where the weights go.
         num_labels: number of labels of a classifier, named LABEL_0 and so on; default: those of the config.
+        labels: their names; num_labels is then their number.
         **values: keys of config.json that replace those of `config`.
 
     Returns:
@@ -67,9 +72,13 @@ def build(
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
     check_int("seed", seed, 0)
     read = _read_config(config, values)
+    if labels is not None and (num_labels not in (None, len(labels)) or len(set(labels)) != len(labels)):
+        raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
     if num_labels is not None:
         check_int("num_labels", num_labels, 1)
-        read = read.with_labels(f"LABEL_{number}" for number in range(num_labels))
+        labels = labels or [f"LABEL_{number}" for number in range(num_labels)]
+    if labels is not None:
+        read = read.with_labels(labels)
     family = family_of(read)
     task = _task(family, read) if task is None else task
     if task not in family.tasks:
@@ -81,7 +90,18 @@ def build(
     for place in places(model, ""):
         place.put(torch.empty(place.shape, dtype=torch.float32))
     initialize(model, torch.Generator().manual_seed(seed))
+    if isinstance(config, (str, Path)) and config not in FAMILIES:
+        _open_side_files(model, Path(config))
     return model.to(device=device, dtype=dtype).train()
+
+
+def _open_side_files(model: Model, path: Path) -> None:
+    """The tokenizer and image processor beside a config.json, if they are there."""
+    folder = path if path.is_dir() else path.parent
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        model.tokenizer = Tokenizer.open(folder)
+    if (folder / "preprocessor_config.json").is_file():
+        model.preprocessor = ImageProcessor.open(folder)
 
 
 def _read_config(config: Any, values: dict[str, Any]) -> Config:

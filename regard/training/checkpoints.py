@@ -60,7 +60,8 @@ class Checkpoints:
                 files = {path.name: _digest(path) for path in sorted(Path(part).iterdir())}
                 Path(part, MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1), "utf-8")
         if _rank() == 0:
-            for old in sorted(self.steps())[: -self.keep]:
+            # Later ones are left from before a resume: damaged, or they would have been resumed from.
+            for old in sorted(other for other in self.steps() if other <= step)[: -self.keep]:
                 shutil.rmtree(self.directory / f"step-{old:08d}", ignore_errors=True)
         _barrier()
 

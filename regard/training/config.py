@@ -15,7 +15,9 @@ Schedule = Literal["cosine", "linear", "inverse-sqrt", "constant"]
 SCHEDULES = ("cosine", "linear", "inverse-sqrt", "constant")
 PRECISIONS = ("fp32", "bf16")
 
-BOOKKEEPING = ("save_every", "eval_every", "log_every", "keep", "compile", "recompute", "monitor_every")
+BOOKKEEPING = (
+    *("save_every", "eval_every", "log_every", "keep", "compile", "recompute", "monitor_every", "tensorboard"),
+)
 """Fields that may differ when a run is resumed: they change no number of it beyond rounding."""
 
 
@@ -51,6 +53,7 @@ class TrainConfig:
         recompute: recompute each block's activations in the backward pass, for less memory.
         compile: torch.compile each block.
         monitor_every: steps between looks at the attention of a held-out row (`regard.monitor`); 0 for none.
+        tensorboard: also write TensorBoard files, to the run's tensorboard/.
     """
 
     steps: int = 1000
@@ -76,6 +79,7 @@ class TrainConfig:
     recompute: bool = False
     compile: bool = False
     monitor_every: int = 0
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "log_every", "keep", "tensor_parallel"):

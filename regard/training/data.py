@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
     if isinstance(source, (str, Path)):
         path = _existing(source)
         if path.suffix == ".jsonl":
-            rows: list[Any] = [_parsed(line, f"{path}, line {n}") for n, line in enumerate(_lines(path), 1) if line]
+            lines = enumerate(_lines(path), 1)
+            rows: list[Any] = [_parsed(line, f"{path}, line {number}") for number, line in lines if line.strip()]
         elif path.suffix in (".tsv", ".csv"):
             rows = list(_table(path, columns))
         else:
@@ -91,6 +93,8 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
         rows, where = list(source), "the data"
     found = []
     for number, row in enumerate(rows):
+        if not isinstance(row, (Mapping, list, tuple)):
+            raise ValueError(f"{where}: row {number} must have the columns {', '.join(columns)}; it is {row!r:.80}")
         named = dict(row) if isinstance(row, Mapping) else dict(zip(columns, row, strict=False))
         missing = [column for column in columns if named.get(column) is None]
         if missing:
@@ -105,9 +109,9 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     if path.suffix == ".tsv":  # quotes are text there
-        lines = iter([line.split("\t") for line in _lines(path) if line])
+        lines = (line.split("\t") for line in _lines(path) if line)
     else:
-        lines = iter(list(csv.reader(_text(path).splitlines())))
+        lines = (line for line in csv.reader(StringIO(_text(path), newline="")) if line)
     first = next(lines, [])
     names = first if set(columns) <= set(first) else None
     for line in lines if names else chain([first] if first else [], lines):
@@ -123,7 +127,7 @@ def _existing(source: str | Path) -> Path:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")  # Excel writes a byte-order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
 
@@ -178,8 +182,25 @@ def fingerprint(source: Any) -> str:
         path = Path(source)
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                digest.update(file.read_bytes())
+                digest.update(str(file.relative_to(path)).encode())  # folders are labels
+                with file.open("rb") as opened:
+                    digest.update(hashlib.file_digest(opened, "sha256").digest())
     else:
         for row in source:
-            digest.update(row.numpy().tobytes() if isinstance(row, Tensor) else repr(row).encode())
+            _update(digest, row)
     return digest.hexdigest()[:16]
+
+
+def _update(digest: Any, value: Any) -> None:
+    """Add a value's content; the repr of an array leaves numbers out, that of a Pillow image has its address."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _update(digest, item)
+    elif hasattr(value, "tobytes"):
+        digest.update(value.tobytes())
+    else:
+        digest.update(repr(value).encode())

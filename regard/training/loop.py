@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from regard.files import atomic_file, read_json
+from regard.files import atomic_file, exclusive, read_json
 from regard.models.model import Model
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
 from regard.training.data import fingerprint
-from regard.training.monitor import monitor
+from regard.training.monitor import MONITOR_LOG, TENSORBOARD, import_tensorboard, monitor
 from regard.training.order import row_generator, row_numbers, step_seed
 from regard.training.parallel import Processes, full_model, wrap
 from regard.training.progress import Progress
@@ -97,11 +97,15 @@ def train(
         FileExistsError: `out` holds another run, or files that are no run.
         FloatingPointError: the loss became NaN or infinite; the last good checkpoint stays.
         ValueError: data, recipe and model do not fit each other.
+        BlockingIOError: another process trains in `out`.
         OSError: a checkpoint could not be written.
+        ImportError: tensorboard is asked for and not installed.
     """
     # 1. Prepare: data, processes, the run's directory.
     config = TrainConfig.from_options(config, options)
     out = Path(out)
+    if config.tensorboard:
+        import_tensorboard()  # before hours of training, not after
     processes = Processes.start(config, model.device)
     rows = recipe.rows(data, model, training=True)
     if not len(rows):
@@ -109,10 +113,22 @@ def train(
     eval_rows = None if eval_data is None else recipe.rows(eval_data, model, training=False)
     identity = run_identity(model, recipe, data, config)
     processes.check_same(identity, "the data or the options")
-    if processes.main:
-        open_run(out, identity)
-    processes.barrier()
+    with opened_run(out, identity) if processes.main else nullcontext():
+        processes.barrier()
+        return run_steps(model, recipe, rows, eval_rows, config, processes, out, progress)
 
+
+def run_steps(
+    model: Model,
+    recipe: Recipe,
+    rows: Sequence[Any],
+    eval_rows: Sequence[Any] | None,
+    config: TrainConfig,
+    processes: Processes,
+    out: Path,
+    progress: bool,
+) -> TrainResult:
+    """Train on rows, in the directory of a run that is open."""
     # 2. Wrap the model and make the optimizer, then take up the newest checkpoint.
     model.to(processes.device).train()
     wrapped = wrap(model, config, processes)
@@ -121,22 +137,27 @@ def train(
     checkpoints = Checkpoints(out / CHECKPOINTS, config.keep)
     start = load_checkpoint(checkpoints, wrapped, optimizer, average)
     if processes.main:
-        cut_log(out / LOG, start)
+        for name in (LOG, MONITOR_LOG):
+            cut_log(out / name, start)
 
     # 3. Train.
-    log = Bookkeeper(out / LOG, Progress(config.steps, start, show=progress and processes.main), processes)
+    shown = Progress(config.steps, start, show=progress and processes.main)
+    writes = config.tensorboard and processes.main
+    writer = import_tensorboard()(str(out / TENSORBOARD), purge_step=start + 1) if writes else None
+    log = Bookkeeper(out / LOG, shown, processes, writer)
     run = Run(wrapped, recipe, optimizer, config, processes)
     watching = None
     if config.monitor_every:
         row = (rows if eval_rows is None else eval_rows)[0]
         batch = to_device(recipe.batch([row], [row_generator(config.seed, 0, 0)]), processes.device)
-        watching = monitor(model, batch, every=config.monitor_every, out=out if processes.main else None)
+        main_out = out if processes.main else None
+        watching = monitor(model, batch, every=config.monitor_every, out=main_out, tensorboard=writes)
     eval_loss, last_loss, step = None, None, start
     with Batches(rows, recipe, config, processes, start) as batches, interruptible(processes) as stop:
         for step in range(start + 1, config.steps + 1):
             run.step(step - 1, next(batches))
             if average is not None:
-                average.update()
+                average.update(first=step == 1)
             if watching is not None:
                 watching.step(step)
             ends = step == config.steps or stop.asked
@@ -155,16 +176,16 @@ def train(
     log.close()
     if stop.asked and step < config.steps:
         return TrainResult(out, step, last_loss, eval_loss, stopped=True)
-    if eval_rows is not None and eval_loss is None:  # nothing was left to train
-        eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
-    with average.applied() if average is not None else nullcontext():
-        whole = full_model(model, processes)
     metrics: dict[str, Any] = {}
-    if processes.main:
-        whole.save(out / MODEL)
-        if eval_rows is not None and eval_loss is not None:
-            metrics = recipe.metrics(whole.eval(), eval_rows, eval_loss)
-    processes.barrier()
+    with average.applied() if average is not None else nullcontext():
+        if eval_rows is not None and eval_loss is None:  # nothing was left to train
+            eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
+        whole = full_model(model, processes)
+        if processes.main:
+            whole.save(out / MODEL)
+            if eval_rows is not None and eval_loss is not None:
+                metrics = recipe.metrics(whole.eval(), eval_rows, eval_loss)
+        processes.barrier()
     model.eval()
     return TrainResult(out, step, last_loss, eval_loss, metrics)
 
@@ -291,17 +312,21 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 class Average:
-    """An exponential moving average of a model's weights."""
+    """An exponential moving average of a model's weights, which begins with those after the first step.
+
+    The same as `torch.optim.swa_utils.AveragedModel`, but for weights that are split over processes too.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.parameters, self.decay = dict(model.named_parameters()), decay
         self.weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, *, first: bool) -> None:
         """Take in the weights after a step."""
         current = [parameter.detach() for parameter in self.parameters.values()]
-        get_ema_multi_avg_fn(self.decay)(list(self.weights.values()), current, None)
+        average = get_ema_multi_avg_fn(0.0 if first else self.decay)  # type: ignore[no-untyped-call]
+        average(list(self.weights.values()), current, None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -389,16 +414,25 @@ def run_identity(model: Model, recipe: Recipe, data: Any, config: TrainConfig) -
     return json.loads(json.dumps(identity, default=str))  # type: ignore[no-any-return]
 
 
-def open_run(out: Path, identity: dict[str, Any]) -> None:
-    """Begin a run in a directory, or take up the one that is there.
+@contextmanager
+def opened_run(out: Path, identity: dict[str, Any]) -> Iterator[None]:
+    """Begin a run in a directory, or take up the one that is there, and hold its lock.
 
-    Raises FileExistsError if it holds another run or no run, NotADirectoryError if it is a file.
+    Raises FileExistsError if it holds another run or no run, NotADirectoryError if it is a file, BlockingIOError if
+    another process trains there.
     """
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; name a directory for the run")
     out.mkdir(parents=True, exist_ok=True)
+    with exclusive(out):
+        check_run(out, identity)
+        yield
+
+
+def check_run(out: Path, identity: dict[str, Any]) -> None:
+    """Write what the run is, or compare it with what is written there."""
     if not (out / RUN).is_file():
-        if any(out.iterdir()):
+        if any(not entry.name.startswith(f".{RUN}.") for entry in out.iterdir()):  # those are of a killed write
             raise FileExistsError(f"{out} is not empty and holds no run ({RUN} is missing); name another directory")
         with atomic_file(out / RUN, "the run") as file:
             file.write(json.dumps(identity, indent=1).encode())
@@ -471,8 +505,8 @@ def load_checkpoint(
 class Bookkeeper:
     """The log and the progress line. Reading a loss from the device happens here only."""
 
-    def __init__(self, path: Path, progress: Progress, processes: Processes) -> None:
-        self.path, self.progress, self.processes = path, progress, processes
+    def __init__(self, path: Path, progress: Progress, processes: Processes, writer: Any) -> None:
+        self.path, self.progress, self.processes, self.writer = path, progress, processes, writer
         self.last, self.tokens = time.perf_counter(), 0
 
     def log_step(self, step: int, run: Run, rows: Sequence[Any]) -> float:
@@ -510,12 +544,21 @@ class Bookkeeper:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.processes.main:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            except OSError as error:  # whose text has no name when a disk is full
+                raise OSError(error.errno, f"cannot write the log: {error.strerror}", str(self.path)) from error
+        if self.writer is not None:
+            for name, value in line.items():
+                if name != "step":
+                    self.writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
-        """End the progress line."""
+        """End the progress line and the TensorBoard file."""
         self.progress.close()
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Stop:

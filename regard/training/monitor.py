@@ -21,6 +21,7 @@ __all__ = ["Alarm", "Monitor", "monitor"]
 MEASURES = ("entropy", "first_token", "max_logit", "output_norm")
 ENTROPY_FLOOR = 0.05
 LOGIT_CEILING = 50.0
+MONITOR_LOG, TENSORBOARD = "monitor.jsonl", "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def monitor(
         tokens: labels of the batch's tokens, as for `watch`; the captures show them.
         entropy_floor: see above, in [0, 1].
         logit_ceiling: see above.
-        tensorboard: also write TensorBoard files to `out`.
+        tensorboard: also write TensorBoard files, to tensorboard/attention in `out`.
 
     Returns:
         A `Monitor`: call its `step` after each optimizer step.
@@ -95,7 +96,7 @@ def monitor(
     watching = Monitor(model, batch, every, None if out is None else Path(out), (entropy_floor, logit_ceiling))
     watching.tokens = tokens
     if tensorboard:
-        watching.write_tensorboard()
+        watching.writer = import_tensorboard()(str(Path(str(out), TENSORBOARD, "attention")))
     return watching
 
 
@@ -120,15 +121,7 @@ class Monitor:
         self.records: list[dict[str, Any]] = []
         self.alarms: list[Alarm] = []
         self._alarmed: set[tuple[str, int]] = set()
-        self._writer: Any = None
-
-    def write_tensorboard(self) -> None:
-        """Write TensorBoard files from now on. Raises ImportError if tensorboard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("TensorBoard files need tensorboard: pip install tensorboard") from error
-        self._writer = SummaryWriter(str(self.out))
+        self.writer: Any = None  # of TensorBoard
 
     def step(self, step: int) -> list[Alarm]:
         """Call after each optimizer step: looks if it is time, and returns new alarms, which also warn."""
@@ -146,13 +139,14 @@ class Monitor:
         alarms = self._raise_alarms(step, record, seen)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-            with (self.out / "monitor.jsonl").open("a", encoding="utf-8") as file:
+            with (self.out / MONITOR_LOG).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record | {"alarms": [asdict(alarm) for alarm in alarms]}) + "\n")
-        if self._writer is not None:
+        if self.writer is not None:
             for measure in MEASURES:
                 for layer, values in zip(record["layers"], record[measure], strict=True):
-                    scalars = {str(head): value for head, value in enumerate(values)}
-                    self._writer.add_scalars(f"{measure}/{layer}", scalars, step)
+                    for head, value in enumerate(values):
+                        self.writer.add_scalar(f"{measure}/{layer}/{head}", value, step)
+            self.writer.flush()
         return alarms
 
     def _raise_alarms(self, step: int, record: dict[str, Any], seen: Capture) -> list[Alarm]:
@@ -182,6 +176,15 @@ class Monitor:
             stacklevel=4,
         )
         return alarms
+
+
+def import_tensorboard() -> type[Any]:
+    """TensorBoard's SummaryWriter. Raises ImportError if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("TensorBoard files need tensorboard: pip install tensorboard") from error
+    return SummaryWriter
 
 
 def head_measures(seen: Capture, name: str) -> dict[str, Tensor]:

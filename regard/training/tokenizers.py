@@ -13,7 +13,7 @@ __all__ = ["train_bpe"]
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
 
-def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False) -> Tokenizer:
+def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False, sentinels: int = 0) -> Tokenizer:
     """Train a byte-level BPE tokenizer (Sennrich et al. 2016; on bytes, so that no text has an unknown token).
 
     >>> train_bpe(["low lower lowest"] * 9, 300).encode("lowest").tokens
@@ -23,6 +23,7 @@ def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False) -> To
         texts: what it is trained on.
         size: number of tokens, the 256 bytes and five special ones included.
         lowercase: read all text in lower case.
+        sentinels: add so many tokens <extra_id_0>, <extra_id_1>, … for span corruption, counted in `size`.
 
     Returns:
         A tokenizer with padding 0, start 1 and end 2.
@@ -35,8 +36,9 @@ def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False) -> To
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    if size <= 256 + len(SPECIAL):
-        raise ValueError(f"size must be above {256 + len(SPECIAL)}, the bytes and special tokens; got {size}")
+    special = [*SPECIAL.values(), *(f"<extra_id_{number}>" for number in range(sentinels))]
+    if size <= 256 + len(special):
+        raise ValueError(f"size must be above {256 + len(special)}, the bytes and special tokens; got {size}")
     rust = RustTokenizer(models.BPE())
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
     rust.normalizer = normalizers.Sequence(steps)
@@ -44,7 +46,7 @@ def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False) -> To
     rust.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL.values()), initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     rust.train_from_iterator(texts, trainer)
     with TemporaryDirectory() as folder:

@@ -39,7 +39,7 @@ def test_option_of_one_name_has_one_meaning_and_one_metavar():
     metavars: dict[str, set[Any]] = {}
     for command in COMMANDS:
         for field in fields(command.options):
-            if field.name in ("figure", "json", "lang", "ignore", "dtype", "device", "truncate", "out", "html", "save"):
+            if field.name in ("figure", "json", "lang", "ignore", "dtype", "device", "truncate", "html", "save"):
                 metavars.setdefault(field.name, set()).add(field.metadata["metavar"])
     assert {name: len(found) for name, found in metavars.items()} == dict.fromkeys(metavars, 1)
 

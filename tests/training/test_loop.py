@@ -101,20 +101,24 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path):
 def test_kills_at_random_moments_lose_nothing(tmp_path):
     script = (
         "import sys, pathlib, torch; sys.path.insert(0, sys.argv[2]); torch.set_num_threads(1)\n"
-        "from test_loop import run\nrun(pathlib.Path(sys.argv[1]), steps=30)\n"
+        "from test_loop import run\nrun(pathlib.Path(sys.argv[1]), steps=int(sys.argv[3]))\n"
     )
-    killed, whole = ([sys.executable, "-c", script, str(tmp_path / x), str(Path(__file__).parent)] for x in ("a", "b"))
-    draws = random.Random(3)
-    for _ in range(int(os.environ.get("KILLS", "2"))):
+    kills = int(os.environ.get("KILLS", "2"))
+    killed, whole = (
+        [sys.executable, "-c", script, str(tmp_path / x), str(Path(__file__).parent), str(30 * kills)]
+        for x in ("a", "b")
+    )
+    draws, log = random.Random(3), tmp_path / "a" / "log.jsonl"
+    for _ in range(kills):
+        written = log.stat().st_mtime_ns if log.exists() else 0
         process = subprocess.Popen(killed)
-        folder = tmp_path / "a" / "checkpoints"
-        while process.poll() is None and not (folder.is_dir() and os.listdir(folder)):
-            time.sleep(0.01)  # until it writes, then somewhere in the next steps
-        try:
-            process.wait(draws.uniform(0.0, 0.3))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == written):
+            time.sleep(0.002)  # until it trains, then somewhere in the next steps
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(draws.uniform(0.0, 0.2))
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "a" / "model").exists()
     for command in (killed, whole):
         subprocess.run(command, check=True)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
@@ -287,3 +291,225 @@ def test_schedules_rise_then_fall(schedule):
     assert all(one >= other for one, other in pairwise(rates[9:]))
     last = {"cosine": 0.2, "linear": 0.2, "inverse-sqrt": 2 * 0.1**0.5, "constant": 2.0}[schedule]
     assert rates[-1] == pytest.approx(last)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def plain_loop(model, rows_of_steps, config, after_step=lambda step, model: None) -> list[dict]:
+    """The same training, written by hand: a mean loss, torch's clipping, AdamW in two groups."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    other = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
+    lines = []
+    for step, input_ids in enumerate(rows_of_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate_at(step)
+        optimizer.zero_grad()
+        loss = model(input_ids=input_ids, labels=input_ids).loss
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        after_step(step, model)
+        lines.append({"loss": loss.item(), "grad_norm": norm.item()})
+    return lines
+
+
+def rows_of(steps: int, batch_size: int, seed: int) -> list[torch.Tensor]:
+    from regard.training.order import row_numbers
+
+    rows = regard.recipes.CausalLM(length=32).rows([TEXT], tiny(), training=True)
+    numbers = [row_numbers(step, batch_size, len(rows), seed)[0] for step in range(steps)]
+    return [torch.stack([rows[int(number)] for number in step]) for step in numbers]
+
+
+def without_dropout(**values):
+    return tiny(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, **values).double()
+
+
+def test_losses_norms_averages_and_evaluation_are_those_of_a_plain_loop(tmp_path):
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    config = TrainConfig(steps=6, batch_size=4, learning_rate=1e-2, clip=0.5, seed=5, ema=0.8)
+    theirs = without_dropout()
+    average = AveragedModel(theirs, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    lines = plain_loop(theirs, rows_of(6, 4, 5), config, lambda step, model: average.update_parameters(model))
+    model = without_dropout()
+    recipe = regard.recipes.CausalLM(length=32)
+    options = {"out": tmp_path, "eval_data": [TEXT[:333]], "log_every": 1, "progress": False, "accumulate": 2}
+    result = regard.train(model, recipe, [TEXT], config=config, monitor_every=2, **options)
+    ours = [line for line in logged(tmp_path) if "loss" in line]
+    for name in ("loss", "grad_norm"):
+        assert [line[name] for line in ours] == pytest.approx([line[name] for line in lines], rel=1e-6), name
+    assert max(line["grad_norm"] for line in ours) > 0.5  # before clipping
+    for one, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    saved = regard.load(tmp_path / "model").double()
+    averaged = average.module
+    for one, other in zip(saved.parameters(), averaged.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    # The held-out loss is that of the averaged weights, over all rows, whatever the size of the batches.
+    held = recipe.rows([TEXT[:333]], model, training=False)
+    rows = torch.stack([held[number] for number in range(len(held))])
+    with torch.no_grad():
+        expected = averaged.eval()(input_ids=rows, labels=rows).loss.item()
+    assert result.eval_loss == pytest.approx(expected, rel=1e-5)
+    again = regard.train(without_dropout(), recipe, [TEXT], config=config, **options)
+    assert again.eval_loss == pytest.approx(result.eval_loss, rel=1e-9)
+
+
+def test_dropout_differs_between_steps_and_micro_batches(tmp_path):
+    """One row, so that all batches are equal; a learning rate of almost nothing, so that all weights are."""
+    model = tiny(resid_pdrop=0.5, embd_pdrop=0.5)
+    losses = []
+
+    class Watched(regard.recipes.CausalLM):
+        def loss(self, model, batch):
+            total, count = super().loss(model, batch)
+            losses.append(total.item())
+            return total, count
+
+    recipe = Watched(length=32)
+    options = {"steps": 3, "batch_size": 4, "accumulate": 2, "learning_rate": 1e-30, "weight_decay": 0.0}
+    regard.train(model, recipe, [TEXT[:32]], out=tmp_path, progress=False, **options)
+    assert len(set(losses)) == 6
+
+
+def test_bf16_on_the_cpu_trains_weights_of_fp32(tmp_path):
+    result = run(tmp_path, precision="bf16", steps=20, learning_rate=1e-2)
+    assert result.loss < logged(tmp_path)[0]["loss"]
+    assert regard.load(tmp_path / "model").dtype == torch.float32
+
+
+def test_logs_have_each_step_once_after_resumes(tmp_path):
+    run(tmp_path / "whole", monitor_every=1)
+    for number in (1, 3):
+        from regard.training.loop import Run
+
+        step = Run.step
+
+        def breaking(self, at, batches, step=step, number=number):
+            if at == number:
+                raise RuntimeError("killed")
+            step(self, at, batches)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "step", breaking)
+            with pytest.raises(RuntimeError, match="killed"):
+                run(tmp_path / "parts", monitor_every=1)
+        with (tmp_path / "parts" / "log.jsonl").open("a") as file:
+            file.write('{"step": 2, "lo')  # torn
+    run(tmp_path / "parts", monitor_every=1)
+    for name, keys in (("log.jsonl", ("step", "loss")), ("monitor.jsonl", ("step", "entropy"))):
+        both = [(tmp_path / out / name).read_text().splitlines() for out in ("whole", "parts")]
+        whole, parts = ([[json.loads(line)[key] for key in keys] for line in lines] for lines in both)
+        assert whole == parts
+
+
+# -------------------------------------------------------------------------------------------------------------- crashes
+
+
+def test_two_runs_in_one_directory_at_once_are_refused(tmp_path):
+    from regard.training.loop import Run
+
+    step = Run.step
+    refused = []
+
+    def again(self, number, batches):
+        step(self, number, batches)
+        if number == 3:
+            with pytest.raises(BlockingIOError, match=str(tmp_path)):
+                run(tmp_path)
+            refused.append(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "step", again)
+        run(tmp_path)
+    assert refused == [3]
+    assert run(tmp_path).steps == 6
+
+
+def test_the_only_good_checkpoint_is_not_deleted_for_a_damaged_later_one(tmp_path):
+    run(tmp_path, steps=6, save_every=2, keep=3)
+    folder = tmp_path / "checkpoints"
+    for step in (4, 6):
+        next((folder / f"step-0000000{step}").glob("*.distcp")).unlink()
+    from regard.training.loop import Run
+
+    done = Run.step
+
+    def breaking(self, number, batches):
+        if number == 3:
+            raise RuntimeError("killed")
+        done(self, number, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "step", breaking)
+        with pytest.warns(UserWarning, match="distcp"), pytest.raises(RuntimeError, match="killed"):
+            run(tmp_path, steps=6, save_every=1, keep=1)
+    with pytest.warns(UserWarning, match="distcp"):
+        assert Checkpoints(folder, 1).newest_intact() == 3
+
+
+def test_a_write_of_run_json_that_was_killed_does_not_make_the_directory_foreign(tmp_path):
+    (tmp_path / f".run.json.{'0' * 32}.part").write_text("{")
+    assert run(tmp_path).steps == 6
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    (tmp_path / "run").mkdir()
+    run(tmp_path / "run", steps=2)
+    (tmp_path / "run" / "log.jsonl").unlink()
+    (tmp_path / "run" / "log.jsonl").symlink_to("/dev/full")
+    for name in os.listdir(tmp_path / "run" / "checkpoints"):
+        os.rename(tmp_path / "run" / "checkpoints" / name, tmp_path / name)
+    with pytest.raises(OSError, match=r"log\.jsonl") as error:
+        run(tmp_path / "run", steps=2)
+    assert error.value.errno == 28
+
+
+# ---------------------------------------------------------------------------------------------------------- TensorBoard
+
+
+class Writer:
+    """A SummaryWriter that keeps its values."""
+
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, directory, purge_step=None):
+        self.directory, self.purge_step, self.values = directory, purge_step, {}
+        Writer.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        self.values.setdefault(name, []).append((step, value))
+
+    def flush(self):
+        pass
+
+    close = flush
+
+
+def test_tensorboard_gets_the_whole_run(tmp_path, monkeypatch):
+    import types
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setattr(Writer, "made", [])
+    result = run(tmp_path, tensorboard=True, eval_data=[TEXT[:200]], eval_every=3, monitor_every=3)
+    writer, attention = Writer.made
+    assert writer.directory == str(tmp_path / "tensorboard")
+    assert writer.purge_step == 1
+    assert set(writer.values) == {"loss", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"}
+    assert writer.values["loss"] == [(line["step"], line["loss"]) for line in logged(tmp_path) if "loss" in line]
+    assert writer.values["eval_loss"][-1] == (6, result.eval_loss)
+    assert len(attention.values) == 4 * 2 * 2
+    assert all([step for step, _ in values] == [3, 6] for values in attention.values.values())
+
+
+def test_tensorboard_that_is_not_installed_is_told_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="tensorboard"):
+        run(tmp_path / "run", tensorboard=True)
+    assert not (tmp_path / "run").exists()

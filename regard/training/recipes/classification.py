@@ -147,9 +147,9 @@ def label_number(label: Any, labels: Sequence[str], row: int) -> int:
         return labels.index(label)
     try:
         number = int(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
-    if not 0 <= number < len(labels):
+    if not 0 <= number < len(labels) or (isinstance(label, float) and label != number):
         raise ValueError(
             f"row {row} has the label {label!r}; the model's labels are 0 to {len(labels) - 1}: {labels!r:.200}"
         )

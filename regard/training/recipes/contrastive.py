@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.models.model import Model
 from regard.training.data import read_rows
 from regard.training.recipes.classification import cut, text_sizes
+from regard.training.recipes.image_classification import processor_of
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 
 __all__ = ["Contrastive"]
@@ -41,9 +42,9 @@ class Contrastive(Recipe):
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
         """(pixel_values, ids) of each row."""
-        tokenizer, rows = tokenizer_of(model), read_rows(data, ("image", "text"))
+        tokenizer, processor, rows = tokenizer_of(model), processor_of(model), read_rows(data, ("image", "text"))
         return [
-            (model.preprocessor(row["image"]).pixel_values[0], cut(tokenizer.encode(row["text"]).ids, self.length))
+            (processor(row["image"]).pixel_values[0], cut(tokenizer.encode(row["text"]).ids, self.length))
             for row in rows
         ]
 

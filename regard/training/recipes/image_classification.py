@@ -17,7 +17,7 @@ from regard.models.model import Model
 from regard.training.recipes.classification import label_metrics, label_number, model_labels
 from regard.training.recipes.recipe import Batch, Recipe
 
-__all__ = ["ImageClassification", "ImageRows", "read_images"]
+__all__ = ["ImageClassification", "ImageRows", "processor_of", "read_images"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
 
@@ -59,7 +59,7 @@ class ImageClassification(Recipe):
         cls, model: Model, *, flip: bool = False, shift: int = 0, mixup: float = 0.0, smoothing: float = 0.0
     ) -> ImageClassification:
         """With the model's labels and the normalisation of its image processor; 0.5 ± 0.5 where it has none."""
-        values = _processor(model).values
+        values = processor_of(model).values
         return cls(
             labels=model_labels(model),
             mean=tuple(values["image_mean"]),
@@ -72,7 +72,7 @@ class ImageClassification(Recipe):
 
     def rows(self, data: Any, model: Model, *, training: bool) -> ImageRows:
         """Images of the model's size as bytes, and the numbers of their labels."""
-        images, labels = read_images(data, _processor(model), self.labels)
+        images, labels = read_images(data, processor_of(model), self.labels)
         channels = int(model.config.values.get("num_channels", 3))
         if images.shape[1] != channels:
             if images.shape[1] != 1:
@@ -136,10 +136,11 @@ class ImageRows(Sequence[Any]):
         return self.images[index], int(self.labels[index]), self.training
 
 
-def _processor(model: Model) -> ImageProcessor:
+def processor_of(model: Model) -> ImageProcessor:
     """The model's image processor; a model that has none gets one for its image size."""
     if model.directory is None and "preprocessor" not in vars(model):
-        size = model.config.values.get("image_size", 224)
+        values = model.config.values
+        size = values.get("vision_config", values).get("image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
         options = {"size": {"height": height, "width": width}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         model.preprocessor = ImageProcessor.of("ViT", options)
