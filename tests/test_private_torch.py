@@ -22,6 +22,8 @@ KNOWN = {
     "_C.DispatchKey": "an enumeration, used beside _C._dispatch_keys: tests/test_taps.py",
     "_C._dynamo": "test_untraced_functions_stay_untraced",
     "_C._functorch": "tests/test_taps.py",
+    "_foreach_lerp_": "documented in torch's reference, in spite of its name",
+    "_foreach_mul_": "documented in torch's reference, in spite of its name",
     "ops.aten._scaled_dot_product_flash_attention_for_cpu": "test_sparse_calls_without_the_cpu_kernel",
     "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "test_sparse_calls_without_the_cpu_kernel",
 }
