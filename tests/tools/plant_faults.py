@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch.distributed.checkpoint
+import torch.distributed.checkpoint  # noqa: F401
 import transformers  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,7 +263,7 @@ FAULTS = [
     Fault(
         "residual weights start too large",
         "models/initialization.py",
-        " / math.sqrt(2 * int(values[\"n_layer\"]))",
+        ' / math.sqrt(2 * int(values["n_layer"]))',
         "",
         "tests/models/test_initialization.py -k gpt2",
     ),
