@@ -2,6 +2,7 @@
 
     python tests/tools/plant_faults.py                # all faults, some five minutes
     python tests/tools/plant_faults.py --only mask    # those whose name contains "mask"
+    python tests/tools/plant_faults.py --without      # the same tests without a fault, which must pass
 
 Each fault is planted in a copy of the working tree, and only the tests named beside it run there. Exits with 1 if a
 fault is not found, or if a text to replace is no longer in its file.
@@ -20,7 +21,6 @@ from typing import NamedTuple
 
 import pytest
 import torch.distributed.checkpoint  # noqa: F401
-import transformers  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -278,39 +278,46 @@ FAULTS = [
 
 
 def plant(fault: Fault, folder: Path) -> str:
-    """Run the tests with the fault planted: "found", "MISSED", or why it could not be planted."""
+    """Run the tests with the fault planted: "found", "passed", or why it could not be planted or tested."""
     file = folder / "regard" / fault.file
     source = file.read_text(encoding="utf-8") if file.exists() else ""
     if source.count(fault.old) != 1:
         return f"STALE: {source.count(fault.old)} times in {fault.file}: {fault.old!r}"
     file.write_text(source.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        # A fork has torch and transformers imported already, which takes longer than most of the tests, but not regard.
+        # A fork has torch imported already, which takes longer than most of the tests, but not regard.
         process = multiprocessing.get_context("fork").Process(target=run_tests, args=(fault.tests, folder))
         process.start()
         process.join()
     finally:
         file.write_text(source, encoding="utf-8")
-    # 1: tests failed; 2: collection failed, which is no better than a missing file, so it does not count
-    return "found" if process.exitcode == pytest.ExitCode.TESTS_FAILED else f"MISSED (pytest exit {process.exitcode})"
+    # A collection that fails (2) or selects nothing (5) is no better than a missing file, so it does not count.
+    results = {0: "passed", 1: "found"}
+    return results.get(process.exitcode or 0, f"NOT RUN (pytest exit {process.exitcode})")
 
 
 def run_tests(tests: str, folder: Path) -> None:
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    os.environ |= {"PYTHONPATH": str(folder), "CI": "1"}
-    with open(folder / "pytest.log", "w", encoding="utf-8") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    status = pytest.main(["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *tests.split()])
-    assert Path(sys.modules["regard"].__file__ or "").is_relative_to(folder), "the tests have imported another regard"
-    sys.stdout.flush()
-    os._exit(status)
+    """Leave the process with pytest's status, or with 70 if it was not pytest that failed."""
+    status = 70
+    try:
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        os.environ |= {"PYTHONPATH": str(folder), "CI": "1"}
+        with open(folder / "pytest.log", "w", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        code = pytest.main(["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *tests.split()])
+        imported = Path(sys.modules["regard"].__file__ or "")
+        assert imported.is_relative_to(folder), f"the tests have imported {imported}"
+        status = int(code)
+    finally:
+        os._exit(status)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--without", action="store_true", help="plant nothing, and check that the tests pass")
     arguments = parser.parse_args()
     faults = [fault for fault in FAULTS if arguments.only in fault.name]
     missed = 0
@@ -318,10 +325,10 @@ def main() -> None:
         folder = Path(temporary) / "regard"
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "out", ".*_cache"))
         for number, fault in enumerate(faults, 1):
-            result = plant(fault, folder)
-            missed += result != "found"
+            result = plant(fault._replace(new=fault.old) if arguments.without else fault, folder)
+            missed += result != ("passed" if arguments.without else "found")
             print(f"{number:2}/{len(faults)}  {fault.name:40} {result}", flush=True)
-    print(f"{len(faults) - missed} of {len(faults)} faults found")
+    print(f"{len(faults) - missed} of {len(faults)} {'pass without a fault' if arguments.without else 'faults found'}")
     sys.exit(missed > 0)
 
 
