@@ -83,6 +83,7 @@ def compiler() -> None:
 LONGEST = [
     "test_conformance.py",
     "lens/test_gpu_engine.py",
+    "lens/test_large_logits.py",
     "explorer/test_image_page.py",
     "explorer/test_page_corners.py",
     "explorer/test_page.py",

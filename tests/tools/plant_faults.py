@@ -233,10 +233,10 @@ FAULTS = [
         "tests/training/test_loop.py -k checkpoint",
     ),
     Fault(
-        "no token is drawn at random",
+        "no chosen token stays",
         "training/recipes/mlm.py",
-        "chosen & (fate < 0.8), self.mask_token_id",
-        "chosen & (fate < 0.9), self.mask_token_id",
+        "chosen & (fate >= 0.8) & (fate < 0.9), drawn",
+        "chosen & (fate >= 0.8), drawn",
         "tests/training/test_recipes.py",
     ),
     Fault(
