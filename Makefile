@@ -6,9 +6,9 @@ BENCH ?= attention
 ARGS ?=
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input
 # At most four processes: each imports and collects everything for itself, 20 s and 600 MB. ARGS="-n 0" is one process.
-# A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the longest file
-# (test_conformance.py) has the most tests, and those files start first; the last ones take some 20 s at most.
-PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile
+# A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the files that
+# take longest start first: tests/conftest.py puts them there, which pytest-xdist's order by number of tests would undo.
+PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-full explore lint format bench fuzz clean FORCE
 

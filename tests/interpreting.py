@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ def interpreted(*kernels: ModuleType) -> Iterator[None]:
     torch._dynamo does: so whatever is compiled by now is replaced.
     """
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -32,6 +33,10 @@ def interpreted(*kernels: ModuleType) -> Iterator[None]:
                 setattr(place, name, made.setdefault(id(value), InterpretedFunction(value.fn)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        # The interpreter adapts the language at every launch and at every call of a device function, a third of its
+        # time. Once, for functions that see all of it, is enough.
+        scope = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
+        patch.setattr(interpreter, "_patch_lang", lambda fn: type(scope)())
         yield
     for place, names in zip(places, before, strict=True):
         for name, value in names.items():

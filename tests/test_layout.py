@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -356,6 +357,7 @@ def python(code: str) -> str:
     return result.stdout
 
 
+@cache
 def loaded(code: str) -> set[str]:
     """The names in sys.modules after some code."""
     return set(python(f"import sys\n{code}\nprint('\\n' + ' '.join(sys.modules))").splitlines()[-1].split())

@@ -20,7 +20,7 @@ case "$*" in
   *"$(cat broken 2>/dev/null || echo nothing)"*) exit 1 ;;
 esac
 """
-TEST = "-m pytest -n auto --maxprocesses=4 --dist loadfile"
+TEST = "-m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder"
 CREATE = ["-m venv .venv", "-m pip install torch==2.13.0", "-m pip install -e .[dev]"]
 
 

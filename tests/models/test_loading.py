@@ -424,6 +424,18 @@ def test_new_head_is_saved_with_its_number_of_labels(architecture, config, tmp_p
     assert load(tmp_path / "named").config.labels() == tuple("abcdefg")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_fresh_head_leaves_the_body_as_stored(folder, dtype):
+    stored = dict(load(folder, dtype=dtype).tower.named_parameters())
+    model = load(folder, task="text-classification", num_labels=5, dtype=dtype)
+    assert all(torch.equal(value, stored[name]) for name, value in model.tower.named_parameters())
+    assert model.config.labels() == tuple(f"LABEL_{n}" for n in range(5))
+    head = model.head.score
+    assert (head.weight.shape, head.weight.dtype) == ((5, 12), dtype)
+    assert 0.01 < float(head.weight.detach().std()) < 0.03, "of 60 draws of N(0, 0.02²)"
+    assert not head.bias.any()
+
+
 def test_labels_that_fit_are_saved_as_they_are_named(tmp_path):
     Twin("ViTForImageClassification", ViTConfig(**SIGHT, **THREE), tmp_path)
     model = load(tmp_path)
