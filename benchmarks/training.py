@@ -72,9 +72,9 @@ def multi30k(data: Path, out: Path, device: str) -> dict[str, Any]:
     model.tokenizer = tokenizer
     recipe = regard.recipes.Translation.for_model(model, length=100, smoothing=0.1)
     train(
-        model, recipe, data / "multi30k_train.tsv", out=out, eval_data=data / "multi30k_val.tsv", steps=6500,
+        model, recipe, data / "multi30k_train.tsv", out=out, eval_data=data / "multi30k_val.tsv", steps=4500,
         batch_size=256, learning_rate=2e-3, schedule="inverse-sqrt", warmup=800, betas=(0.9, 0.98), eps=1e-9,
-        weight_decay=0.0, clip=1.0, ema=0.998, eval_every=650, log_every=50, precision="bf16",
+        weight_decay=0.0, clip=1.0, ema=0.998, eval_every=450, log_every=50, precision="bf16",
     )  # fmt: skip
     return translate(out / "model", data / "multi30k_test2016.tsv", out, device)
 
@@ -102,7 +102,7 @@ def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]
 
 def fashion_mnist(data: Path, out: Path, device: str) -> dict[str, Any]:
     model = regard.build(
-        "vit", image_size=28, patch_size=2, num_channels=1, hidden_size=192, num_hidden_layers=6,
+        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=6,
         num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         num_labels=10, device=device,
     )  # fmt: skip
