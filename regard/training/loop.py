@@ -160,7 +160,8 @@ def run_steps(
                 average.update(first=step == 1)
             if watching is not None:
                 watching.step(step)
-            ends = step == config.steps or stop.asked
+            stopping = stop.asked  # read once: the signal may come in the middle of what follows
+            ends = step == config.steps or stopping
             if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
                 last_loss = log.log_step(step, run, rows)
             if eval_rows is not None and (ends or due(step, config.eval_every)):
@@ -169,12 +170,12 @@ def run_steps(
                 log.log_eval(step, eval_loss)
             if ends or due(step, config.save_every):
                 save_checkpoint(checkpoints, step, wrapped, optimizer, average)
-            if stop.asked:
+            if stopping:
                 break
 
     # 4. Write the model.
     log.close()
-    if stop.asked and step < config.steps:
+    if step < config.steps:
         return TrainResult(out, step, last_loss, eval_loss, stopped=True)
     metrics: dict[str, Any] = {}
     with average.applied() if average is not None else nullcontext():

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 import regard
 from regard import backends, masks, positions
 from regard.backends import flex, reference, sparse_gpu, tiled
-from regard.backends.call import Call, cells_of_bias, prepare
+from regard.backends.call import Call, CallOptions, cells_of_bias, prepare
 from regard.masks import rules
 from regard.testing import assert_rule
 
@@ -147,7 +147,11 @@ def test_explain_lists_every_backend_once_and_the_able_first(name):
 def test_explain_takes_the_arguments_of_attention():
     ours = dict(signature(regard.attention).parameters)
     assert ours.pop("backend").default == "auto"
-    assert ours == dict(signature(backends.explain).parameters)
+    named = set(signature(backends.explain).parameters) - {"options"}
+    assert set(ours) == named | CallOptions.__annotations__.keys()
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(TypeError, match="backend"):
+        backends.explain(x, x, x, backend="sdpa")
 
 
 def test_explain_refuses_what_attention_refuses():

@@ -374,6 +374,7 @@ COMPILED: dict[str, Any] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered:UserWarning")  # of torch's own operation
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_training_step_is_one_graph(name: str) -> None:
     model, inputs, options = build(name).double(), COMPILED[name][0](), COMPILED[name][1] | {"skip_logits": True}
