@@ -1003,3 +1003,21 @@ def test_cuda_kernels_are_seen_with_the_same_bits(backend, masked, grad):
         rows = exact.isfinite()
         assert torch.equal(seen.lse == -inf, ~rows)
         assert_rule(seen.lse[rows], lse_of(seen.call, torch.float32)[rows], exact[rows], what="lse")
+
+
+def test_code_compiled_after_a_watched_compilation_has_its_gradients():
+    """Torch remembers which kernel an operation has: it must not remember ours when they are gone."""
+    bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
+
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    (expected,) = torch.autograd.grad(Attention()(x).square().sum(), bias)
+    with regard.watch(compiled := torch.compile(Attention(), backend="aot_eager")):
+        compiled(x)
+    torch._dynamo.reset()
+    again = torch.compile(Attention(), backend="aot_eager")
+    (found,) = torch.autograd.grad(again(x).square().sum(), bias)
+    torch.testing.assert_close(found, expected)

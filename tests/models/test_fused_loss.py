@@ -367,6 +367,7 @@ def test_masked_lm_scores_few_rows(pairs: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 COMPILED: dict[str, Any] = {
+    "t5, scale": (padded, {"label_smoothing": 0.1}),
     "bert, transform and bias": (padded, {"max_labels": 25}),
     "gpt2, tied": (lambda: batch() | {"document_ids": torch.arange(N).expand(B, N) // 4}, {}),
 }

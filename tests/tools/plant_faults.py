@@ -102,8 +102,8 @@ FAULTS = [
     Fault(
         "labels not shifted",
         "models/losses.py",
-        "labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]",
-        "labels = labels + 0",
+        "return pad(labels, (0, 1), value=IGNORED)[..., 1:]",
+        "return labels + 0",
         "tests/test_ecosystem.py",
     ),
     Fault(
@@ -256,8 +256,8 @@ FAULTS = [
     Fault(
         "average takes the new weights",
         "training/loop.py",
-        "1 - self.decay)",
-        "self.decay)",
+        "0.0 if first else self.decay)",
+        "0.0 if first else 1 - self.decay)",
         "tests/training/test_update.py",
     ),
     Fault(

@@ -260,6 +260,10 @@ def _remove() -> None:
     if _library is not None:
         _library._destroy()  # type: ignore[no-untyped-call]
         _library = None
+        for name, _ in (*CPU_KERNELS, *CUDA_KERNELS):
+            # Code compiled meanwhile has made torch remember our kernels: code compiled later would get no gradients.
+            operation = getattr(getattr(torch.ops.aten, name, None), "default", None)
+            getattr(operation, "_dispatch_cache", {}).clear()
     _warn_again()
 
 
