@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -169,7 +170,7 @@ def run_steps(
                     eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
                 log.log_eval(step, eval_loss)
             if ends or due(step, config.save_every):
-                save_checkpoint(checkpoints, step, wrapped, optimizer, average)
+                checkpoints.save(step, training_state(wrapped, optimizer, average))
             if stopping:
                 break
 
@@ -480,13 +481,6 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, average: 
     return {"model": weights, "optimizer": moments} | ({} if average is None else {"ema": average.weights})
 
 
-def save_checkpoint(
-    checkpoints: Checkpoints, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
-) -> None:
-    """Write the state after a step, unless it is there from before a resume."""
-    checkpoints.save(step, training_state(model, optimizer, average))
-
-
 def load_checkpoint(
     checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
 ) -> int:
@@ -571,8 +565,6 @@ class Stop:
 @contextmanager
 def interruptible(processes: Processes) -> Iterator[Stop]:
     """On the first Ctrl-C the step is finished and a checkpoint written; the second one interrupts at once."""
-    import threading
-
     stop = Stop()
     if processes.size > 1 or threading.current_thread() is not threading.main_thread():
         yield stop
