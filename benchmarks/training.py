@@ -4,6 +4,7 @@ shakespeare       characters of Tiny Shakespeare, nanoGPT's full settings (GPU)
 shakespeare-cpu   the same, nanoGPT's CPU settings
 multi30k          English → German with the 2017 Transformer, its own BPE tokenizer, beam search
 fashion-mnist     a ViT from scratch
+cifar-10          a small Swin from scratch
 nsmc              Korean film reviews with the Korean ALBERT
 korean            Korean → English, little data
 pretraining       mlm, sentence order, span corruption and infilling on TinyStories
@@ -102,15 +103,29 @@ def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]
 
 def fashion_mnist(data: Path, out: Path, device: str) -> dict[str, Any]:
     model = regard.build(
-        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=6,
-        num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=256, num_hidden_layers=8,
+        num_attention_heads=8, intermediate_size=1024, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
         num_labels=10, device=device,
     )  # fmt: skip
-    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, smoothing=0.1)
+    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, cutout=8, mixup=0.2, smoothing=0.1)
     result = train(
-        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=8000,
-        batch_size=256, learning_rate=6e-4, warmup=400, final_ratio=0.01, weight_decay=0.1, betas=(0.9, 0.999),
-        eval_every=1000, log_every=100, precision="bf16",
+        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=14_000,
+        batch_size=256, learning_rate=6e-4, warmup=700, final_ratio=0.01, weight_decay=0.05, betas=(0.9, 0.999),
+        ema=0.999, eval_every=1000, save_every=2000, log_every=100, precision="bf16",
+    )  # fmt: skip
+    return result.metrics
+
+
+def cifar_10(data: Path, out: Path, device: str) -> dict[str, Any]:
+    model = regard.build(
+        "swin", image_size=32, patch_size=2, embed_dim=96, depths=[2, 6, 2], num_heads=[3, 6, 12], window_size=4,
+        num_labels=10, device=device,
+    )  # fmt: skip
+    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=4, cutout=8, mixup=0.2, smoothing=0.1)
+    result = train(
+        model, recipe, data / "cifar_train.npz", out=out, eval_data=data / "cifar_test.npz", steps=14_000,
+        batch_size=256, learning_rate=1e-3, warmup=700, final_ratio=0.01, weight_decay=0.05, betas=(0.9, 0.999),
+        ema=0.999, eval_every=1000, save_every=2000, log_every=100, precision="bf16",
     )  # fmt: skip
     return result.metrics
 
@@ -219,6 +234,7 @@ EXPERIMENTS = {
     "shakespeare-cpu": shakespeare_cpu,
     "multi30k": multi30k,
     "fashion-mnist": fashion_mnist,
+    "cifar-10": cifar_10,
     "nsmc": nsmc,
     "korean": korean,
     "pretraining": pretraining,

@@ -357,6 +357,7 @@ class TrainOptions(OutputOptions):
     no_permute: bool = option("infilling: keep the order of the sentences.")
     flip: bool = option("image-classification: mirror half of the images.")
     shift: int | None = option("image-classification: move images by up to N pixels.", "N", None)
+    cutout: int | None = option("image-classification: black out a square of N pixels.", "N", None)
     mixup: float | None = option("image-classification: α of mixup.", "X", None)
 
 

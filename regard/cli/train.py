@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 RECIPE_OPTIONS = (
     "length", "pack", "probability", "whole_words", "pairs", "density", "mean_span", "smoothing", "flip", "shift",
-    "mixup",
+    "cutout", "mixup",
 )  # fmt: skip
 TRAIN_OPTIONS = (
     "steps", "accumulate", "learning_rate", "schedule", "warmup", "final_ratio", "weight_decay", "clip", "precision",

@@ -32,6 +32,8 @@ class ImageClassification(Recipe):
         std: what each channel is divided by.
         flip: mirror half of the training images.
         shift: training images move by up to so many pixels, filled with black.
+        cutout: side of a square that is blacked out at a random place of each training image (DeVries & Taylor 2017); 0
+            for none.
         mixup: α of the Beta distribution that two images are mixed with (Zhang et al. 2018); 0 for none. The partner is
             the next row of the same micro-batch.
         smoothing: label smoothing in training.
@@ -42,33 +44,35 @@ class ImageClassification(Recipe):
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     flip: bool = False
     shift: int = 0
+    cutout: int = 0
     mixup: float = 0.0
     smoothing: float = 0.0
     name: ClassVar[str] = "image-classification"
     task: ClassVar[str] = "image-classification"
 
     def __post_init__(self) -> None:
-        if self.shift < 0 or self.mixup < 0 or not 0 <= self.smoothing < 1:
+        if min(self.shift, self.cutout, self.mixup) < 0 or not 0 <= self.smoothing < 1:
             raise ValueError(
-                f"shift and mixup must be 0 or more and smoothing in [0, 1); got {self.shift}, {self.mixup}, "
-                f"{self.smoothing}"
+                "shift, cutout and mixup must be 0 or more and smoothing in [0, 1); "
+                f"got {self.shift}, {self.cutout}, {self.mixup}, {self.smoothing}"
             )
 
     @classmethod
     def for_model(
-        cls, model: Model, *, flip: bool = False, shift: int = 0, mixup: float = 0.0, smoothing: float = 0.0
+        cls,
+        model: Model,
+        *,
+        flip: bool = False,
+        shift: int = 0,
+        cutout: int = 0,
+        mixup: float = 0.0,
+        smoothing: float = 0.0,
     ) -> ImageClassification:
         """With the model's labels and the normalisation of its image processor; 0.5 ± 0.5 where it has none."""
         values = processor_of(model).values
-        return cls(
-            labels=model_labels(model),
-            mean=tuple(values["image_mean"]),
-            std=tuple(values["image_std"]),
-            flip=flip,
-            shift=shift,
-            mixup=mixup,
-            smoothing=smoothing,
-        )
+        mean, std = (tuple(values[name]) for name in ("image_mean", "image_std"))
+        changes: dict[str, Any] = {"flip": flip, "shift": shift, "cutout": cutout, "mixup": mixup}
+        return cls(labels=model_labels(model), mean=mean, std=std, smoothing=smoothing, **changes)
 
     def rows(self, data: Any, model: Model, *, training: bool) -> ImageRows:
         """Images of the model's size as bytes, and the numbers of their labels."""
@@ -82,31 +86,37 @@ class ImageClassification(Recipe):
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
         """pixel_values (B, C, H, W) and labels (B,); with mixup, labels (B, L) of probabilities."""
-        changed = [
-            self.augment(image, random) if training else image
-            for (image, _, training), random in zip(rows, rng, strict=True)
-        ]
-        pixels = torch.stack(changed).float() / 255
+        training = all(training for _, _, training in rows)
+        images = torch.stack([image for image, _, _ in rows])
+        pixels = (self.augment(images, rng) if training else images).float().div_(255)
         mean, std = (torch.tensor(values[: pixels.shape[1]]).reshape(-1, 1, 1) for values in (self.mean, self.std))
-        pixels = (pixels - mean) / std
+        pixels.sub_(mean).div_(std)
         labels = torch.tensor([label for _, label, _ in rows])
-        if self.mixup and all(training for _, _, training in rows):
+        if self.mixup and training:
             share = torch.tensor([random.beta(self.mixup, self.mixup) for random in rng], dtype=torch.float32)
-            wide = share.reshape(-1, 1, 1, 1)
-            pixels = wide * pixels + (1 - wide) * pixels.roll(1, 0)
+            pixels = torch.lerp(pixels.roll(1, 0), pixels, share.reshape(-1, 1, 1, 1))
             sure = one_hot(labels, len(self.labels)).float()
             labels = share[:, None] * sure + (1 - share[:, None]) * sure.roll(1, 0)
         return {"pixel_values": pixels, "labels": labels}
 
-    def augment(self, image: Tensor, random: np.random.Generator) -> Tensor:
-        """One training image (C, H, W), perhaps mirrored and moved."""
-        if self.flip and random.random() < 0.5:
-            image = image.flip(-1)
-        if self.shift:
-            down, right = random.integers(0, 2 * self.shift + 1, 2).tolist()
-            wide = torch.nn.functional.pad(image, [self.shift] * 4)
-            image = wide[:, down : down + image.shape[1], right : right + image.shape[2]]
-        return image
+    def augment(self, images: Tensor, rng: Sequence[np.random.Generator]) -> Tensor:
+        """Training images (B, C, H, W), mirrored, moved and cut out of, each by its own generator."""
+        if not (self.flip or self.shift or self.cutout):
+            return images
+        (batch, _, height, width), shift, cutout = images.shape, self.shift, self.cutout
+        draws = torch.from_numpy(np.stack([random.random(5) for random in rng]))  # (B, 5) in [0, 1)
+        mirrored = (draws[:, :1] < 0.5) & self.flip
+        down, right = (draws[:, 1:3] * (2 * shift + 1)).long().sub(shift).split(1, -1)  # (B, 1) each, −shift … shift
+        top, left = (draws[:, 3:5] * torch.tensor([height, width])).long().sub(cutout // 2).split(1, -1)
+        # Where each row and column comes from, and which are black.
+        y, x = torch.arange(height).expand(batch, -1), torch.arange(width).expand(batch, -1)
+        square = ((y >= top) & (y < top + cutout))[:, :, None] & ((x >= left) & (x < left + cutout))[:, None]
+        y, x = y + down, x + right
+        inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[:, None]
+        x = torch.where(mirrored, width - 1 - x, x)
+        y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+        moved = images[torch.arange(batch)[:, None, None], :, y[:, :, None], x[:, None]].movedim(-1, 1)
+        return moved * (inside & ~square)[:, None]
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Over the images."""
