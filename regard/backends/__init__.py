@@ -89,9 +89,11 @@ def ranked(call: Call) -> tuple[str, ...]:
         if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
             dense = call.mask is None or _cells(call) <= MOST_DENSE
             return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
-        # A kernel takes seconds to compile, a small dense mask no time.
+        # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do (Swin's bias in training) is
+        # plain products of small matrices: tile by tile they would be bound by launches.
         if call.sizes[2] * call.sizes[3] <= SMALL:
-            return ("sdpa", "tiled", "sparse", "flex", "reference")
+            few = prod(call.sizes) <= MOST_DENSE // 4
+            return ("sdpa", *(("reference", "tiled") if few else ("tiled", "reference")), "sparse", "flex")
         if call.sizes[2] < FEW_QUERIES:
             return ("sdpa", "flex", "tiled", "sparse", "reference")
         if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):

@@ -396,6 +396,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def batch_tokens(batch: Batch) -> int:
     """How many positions a batch has; images where it has no tokens."""
+    if "pixel_values" in batch and "input_ids" not in batch:
+        return len(batch["pixel_values"])
     names = [name for name in ("input_ids", "decoder_input_ids", "labels") if name in batch and batch[name].ndim == 2]
     if "decoder_input_ids" not in names and "input_ids" in names:
         return batch["input_ids"].numel()
