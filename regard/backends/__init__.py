@@ -50,6 +50,7 @@ FEW_QUERIES = 64  # their dense mask is small; our kernels have one program for 
 DENSE_UP_TO = 640 * 640  # cells per head up to which a dense mask costs less than anything clever
 DENSE_FROM = 0.6  # share of the cells in visible tiles from which skipping the others no longer pays
 MOST_DENSE = 1 << 28  # cells of a dense mask that are worth its memory
+FEW_CELLS = 1 << 26  # cells of all heads that are worth the memory of dense weights
 
 
 def load(name: str) -> ModuleType:
@@ -92,8 +93,9 @@ def ranked(call: Call) -> tuple[str, ...]:
         # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do (Swin's bias in training) is
         # plain products of small matrices: tile by tile they would be bound by launches.
         if call.sizes[2] * call.sizes[3] <= SMALL:
-            few = prod(call.sizes) <= MOST_DENSE // 4
-            return ("sdpa", *(("reference", "tiled") if few else ("tiled", "reference")), "sparse", "flex")
+            if prod(call.sizes) <= FEW_CELLS:
+                return ("sdpa", "reference", "tiled", "sparse", "flex")
+            return ("sdpa", "tiled", "sparse", "flex", "reference")
         if call.sizes[2] < FEW_QUERIES:
             return ("sdpa", "flex", "tiled", "sparse", "reference")
         if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):

@@ -379,6 +379,8 @@ def test_on_a_gpu_dropout_makes_no_mask_that_memory_cannot_hold(most, first, mon
 @pytest.mark.usefixtures("on_cuda")
 def test_on_a_gpu_nobody_waits_for_a_kernel_where_a_dense_mask_is_small(monkeypatch):
     monkeypatch.setattr(backends, "SMALL", NQ * NK)
+    assert order(*tensors(), mask=masks.window(2, 1)) == ("sdpa", "reference", "tiled", "sparse", "flex")
+    monkeypatch.setattr(backends, "FEW_CELLS", B * H * NQ * NK - 1)
     assert order(*tensors(), mask=masks.window(2, 1)) == ("sdpa", "tiled", "sparse", "flex", "reference")
 
 
@@ -390,7 +392,7 @@ def test_auto_is_the_fastest_that_can_and_slowest_is_the_definition(name, device
     call = prepare(*make(), **extra)
     ranked = backends.ranked(call)
     assert sorted(ranked) == sorted(NAMES)
-    assert ranked[-1] == "reference"
+    assert ranked[-1] == "reference" or device == "cuda"  # where a small call is bound by launches
     able = [n for n in ranked if backends.load(n).unsupported_reason(call) is None]
     assert backends.choose(call) is backends.load(able[0])
 
