@@ -470,7 +470,7 @@ class Model(nn.Module):
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first.
 
-        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
+        >>> bert = regard.load("google-bert/bert-base-uncased", task="next-sentence-prediction")     # doctest: +SKIP
         >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
         Raises:
@@ -645,7 +645,7 @@ class Model(nn.Module):
 
         `.values` (images, texts) are what `.measure` says: "cosine" of two vectors where texts and images are read
         apart (CLIP, BLIP without a head); the "probability" that the two belong together where the text is read
-        with cross-attention to the image (BLIP with task "match").
+        with cross-attention to the image (BLIP with task "image-text-matching").
 
         Args:
             images: one image, or several.
