@@ -3,6 +3,7 @@
 Peculiar: positions are sines and cosines, added to embeddings × √d; blocks norm after adding, and there is no norm at
 the end; one table embeds the words of both sides and scores the words to come; the feed-forward is ReLU.
 
+    >>> import torch
     >>> from torch.nn.functional import cross_entropy
     >>> model = transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
@@ -149,6 +150,7 @@ def transformer(
 ) -> EncoderDecoder:
     """The model of the paper with first weights, ready to be trained.
 
+    >>> import torch
     >>> with torch.device("meta"):  # to count it without making it
     ...     base = transformer(37000, start=1)
     >>> sum(p.numel() for p in base.parameters())
