@@ -193,6 +193,8 @@ def _token(path: Path, value: object, special: bool | None = None) -> AddedToken
     return token
 
 
+# ----------------------------------------------------------------------------------------------------------- vocabulary
+
 SPACE = "▁"
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 CONTROL, USER_DEFINED = 3, 4  # sentencepiece's ModelProto.SentencePiece.Type
@@ -340,6 +342,8 @@ def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> 
     known = [(name, rust.token_to_id(text)) for name, text in tokens.items()]
     rust.post_processor = rust_library().processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
 
+
+# ------------------------------------------------------------------------------------------------------------- encoding
 
 Item = str | tuple[str, str]
 """A text, or a pair."""
