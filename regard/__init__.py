@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from regard.lens.look import look
     from regard.lens.validity import check
     from regard.lens.watch import watch
-    from regard.models.building import build
-    from regard.models.loading import load
+    from regard.models.loading import build, load
     from regard.nn.attention import MultiHeadAttention
     from regard.nn.cache import FixedCache, GrowingCache
     from regard.op import attention, steps
@@ -37,7 +36,7 @@ _HOME = {
     "MultiHeadAttention": "regard.nn.attention",
     "attention": "regard.op",
     "backends": "regard.backends",
-    "build": "regard.models.building",
+    "build": "regard.models.loading",
     "check": "regard.lens.validity",
     "cost": "regard.costs",
     "figures": "regard.viz.figures",

@@ -496,11 +496,11 @@ LONGEST = 300  # characters of a parser's own message; Rust quotes whole files
 
 
 @contextmanager
-def parsing(where: str, wrong: str = "cannot be read", *, error: type[ValueError] = ValueError) -> Iterator[None]:
-    """Inside `with`, whatever a third-party parser raises becomes one `error` that names the file `where`.
+def parsing(where: str, wrong: str = "cannot be read") -> Iterator[None]:
+    """Inside `with`, whatever a third-party parser raises becomes one ValueError that names the file `where`.
 
     That includes the panics of Rust extensions: `pyo3_runtime.PanicException` is not an Exception. (Rust also prints a
-    panic to stderr before it is raised; that cannot be turned off.) An `error` that names the file already, errors of
+    panic to stderr before it is raised; that cannot be turned off.) A ValueError that names the file already, errors of
     the system, a missing library, interrupts and exits pass as they are; a MemoryError gets the file's name.
 
     >>> with parsing("tokenizer.json"):
@@ -518,7 +518,7 @@ def parsing(where: str, wrong: str = "cannot be read", *, error: type[ValueError
     except BaseException as problem:
         panic = type(problem).__name__ == "PanicException"  # each extension has a class of its own
         system = isinstance(problem, OSError) and problem.errno is not None
-        named = isinstance(problem, error) and where in str(problem)
+        named = isinstance(problem, ValueError) and where in str(problem)
         if system or named or not (panic or isinstance(problem, Exception)):
             raise
         message = " ".join(str(problem).split())
@@ -526,7 +526,7 @@ def parsing(where: str, wrong: str = "cannot be read", *, error: type[ValueError
         # The words of these are meant for people; a KeyError is a name alone, and many others are empty.
         plain = isinstance(problem, (ValueError, OSError)) or type(problem) is Exception
         message = message if message and plain else f"{type(problem).__name__}: {message}".rstrip(": ")
-        raise error(f"{where} {wrong}: {message}") from None
+        raise ValueError(f"{where} {wrong}: {message}") from None
 
 
 def read_bounded(path: Path, most: int) -> bytes:

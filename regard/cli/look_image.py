@@ -37,7 +37,6 @@ VERSION = 1
 WIDEST, HIGHEST = 64, 24  # cells of the drawing
 # A kind of token in an overlay's title; a word in “…” stays as it was read.
 KIND = re.compile(r"(?<!“)\b(text|patch|distillation|register|latent|padding)\b(?= \(| \d| →|$)")
-IMAGE = "(?:picture|image)"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -338,9 +337,9 @@ def title_in_korean(title: str) -> str:
     for english, korean in (
         (r"^all queries(?= → | \()|(?<= → )all queries$", queries),
         (r"\(padding included\)", translate("(padding included)", "ko")),
-        (rf"^the {IMAGE}(?= → )|(?<= → )the {IMAGE}$", image),
-        (rf"^{IMAGE} (\d+)(?= → )|(?<= → ){IMAGE} (\d+)$", rf"{image} \1\2"),
-        (rf"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of {IMAGE} (\d+)", rf"{image} \2의 \1"),
+        (r"^the image(?= → )|(?<= → )the image$", image),
+        (r"^image (\d+)(?= → )|(?<= → )image (\d+)$", rf"{image} \1\2"),
+        (r"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of image (\d+)", rf"{image} \2의 \1"),
     ):
         title = re.sub(english, korean, title)
     return KIND.sub(lambda match: kind_name(match[1], "ko"), title, count=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -221,11 +221,7 @@ def fill(options: FillOptions) -> None:
         print_json({"model": options.model, "text": result.text, "best": result.best, "masks": masks})
         return
     out = Terminal(options.lang)
-    rows = [
-        ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
-        for n, guesses in enumerate(result.blanks)
-        for rank, guess in enumerate(guesses)
-    ]
+    _, rows = result.table()
     out.print(tables.text([out.say("mask"), out.say("word"), out.say("probability")], rows))
     out.print()
     out.print((out.say("most likely: "), "dim"), result.best)
@@ -301,7 +297,7 @@ def classify(options: ClassifyOptions) -> None:
         refuse_images(typed, model.family.title)
     things = read_images(typed, options.file) if has_vision(model) else read_texts(typed, options.file)
     result = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
-    kind = {"picture": "image"}.get(result.of, result.of)
+    kind = result.of
     if options.json:
         names = [thing if isinstance(thing, str) else "-" for thing in things]
         each = [
@@ -327,20 +323,17 @@ def match(options: MatchOptions) -> None:
     """Score how well texts match an image."""
     (image,) = read_images([options.image])
     model = open_model(options.model, "match", ["image-text-matching", "zero-shot-image-classification"], options)
-    from regard.tasks.inputs import shortened
-
     result = model.match(image, list(options.text), truncate=options.truncate)
-    values: Sequence[float] = result.values[0].tolist()
     if options.json:
-        texts = [{"text": text, result.measure: value} for text, value in zip(result.texts, values, strict=True)]
+        values = zip(result.texts, result.values[0].tolist(), strict=True)
+        texts = [{"text": text, result.measure: value} for text, value in values]
         best = result.best[0]
         print_json(
             {"model": options.model, "image": options.image, "measure": result.measure, "best": best, "texts": texts}
         )
         return
     out = Terminal(options.lang)
-    ranked = sorted(zip(values, result.texts, strict=True), key=lambda pair: -pair[0])
-    rows = [[shortened(text), f"{value:.4f}"] for value, text in ranked]
+    _, rows = result.table()
     out.print(tables.text([out.say("text"), out.say(result.measure)], rows))
 
 

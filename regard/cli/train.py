@@ -118,8 +118,7 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
     """
     import torch
 
-    from regard.models.building import build
-    from regard.models.loading import load
+    from regard.models.loading import build, load
     from regard.training.data import read_documents, read_rows
     from regard.training.tokenizers import train_bpe
 

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer_engines import MARIAN_FILES, Engine, Item, MarianEngine, Pipeline
-from regard.data.tokenizer_files import (
+from regard.data.tokenizer_kinds import (
     AS_FILED,
     BERT,
     KINDS,
+    MARIAN_FILES,
     MODEL_TYPES,
     OVERRULED,
-    ROLES,
     XLM_ROBERTA,
+    MarianEngine,
+)
+from regard.data.tokenizer_pipeline import (
+    ROLES,
     Folder,
+    Item,
     Kind,
+    Pipeline,
     Vocabulary,
     add_template,
     read_tokenizer_json,
@@ -307,7 +312,7 @@ FILE_SETS = (
 class TokenizerParts:
     """A tokenizer's directory, opened."""
 
-    engine: Engine
+    engine: Pipeline | MarianEngine
     folder: Folder
     class_name: str  # that transformers opens it with
     names: Mapping[str, str]  # role → special token

@@ -22,7 +22,7 @@ Axis letters: N positions (Nq queries, Nk keys), D head size.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from itertools import groupby
 from math import isfinite
 from typing import Literal, get_args
@@ -133,12 +133,6 @@ def packed(values: Tensor) -> ArrayJSON:
     """A tensor as JSON; NaN and infinities are kept."""
     numbers = values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
     return {"shape": list(values.shape), "f32": b64encode(numbers.tobytes()).decode("ascii")}
-
-
-def unpacked(array: ArrayJSON) -> Tensor:
-    """The fp32 tensor of a packed array. Raises ValueError if the numbers do not fill the shape."""
-    numbers = np.frombuffer(b64decode(array["f32"]), "<f4").astype(np.float32)
-    return torch.from_numpy(numbers).reshape(array["shape"])
 
 
 def binned(values: Tensor, bins: int, how: Literal["sum", "max"]) -> Tensor:
@@ -435,11 +429,11 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     return {"layer": layer, "head": head, "links": strongest, "how": how}
 
 
-def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, Span]]:
+def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:
     """The queries and keys of the map's strongest cells."""
     cells = view.map()[0, head].float().nan_to_num(0.0)
     rows, cols = cell_edges(view.sizes[2], cells.shape[0]), cell_edges(view.sizes[3], cells.shape[1])
-    places = cells.reshape(-1).topk(min(most, cells.numel())).indices.tolist()
+    places = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
     pairs = [divmod(place, cells.shape[1]) for place in places]
     return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
 

@@ -137,9 +137,7 @@ class DualEncoder(Model):
         frame: of one image, as `model.preprocessor` gives it; a batch has a mapping for each. Raises ValueError for a
         model without an image tower.
         """
-        vision = self._vision()
-        sides = Sides.patches(frame, vision.embed.patches.size, vision.embed.before)
-        return {f"vision.blocks.{number}.attention": sides for number in range(len(vision.blocks))}
+        return {f"vision.{path}": sides for path, sides in self._vision().sides(frame).items()}
 
     @property
     def vocabulary(self) -> int:

@@ -26,13 +26,13 @@ Draw = float | tuple[float, ...] | Constant | None
 
 
 @torch.no_grad()
-def initialize(model: Model, generator: torch.Generator, *, only: Collection[str] | None = None) -> None:
+def initialize(model: Model, generator: torch.Generator | None = None, *, only: Collection[str] | None = None) -> None:
     """Draw every parameter of a model, in the order of `named_parameters`.
 
     By default matrices and embeddings are N(0, initializer_range²), biases 0, norms 1; `RULES` has the families that
     differ.
 
-    only: names of the parameters to draw; default all.
+    generator: default torch's own.  only: names of the parameters to draw; default all.
     """
     values = model.config.values
     std = float(values.get("initializer_range", values.get("init_std", 0.02)))
@@ -60,7 +60,7 @@ def initialize(model: Model, generator: torch.Generator, *, only: Collection[str
             parameter.normal_(0.0, std if draw is None else draw, generator=generator)
 
 
-def _draw_2017(owner: nn.Module, parameter: Tensor, generator: torch.Generator) -> None:
+def _draw_2017(owner: nn.Module, parameter: Tensor, generator: torch.Generator | None) -> None:
     """Xavier for matrices, each of query, key and value by itself; embeddings with variance 1/d."""
     if isinstance(owner, nn.Embedding):
         parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)

@@ -55,8 +55,8 @@ Kind = Literal[
 class Model(nn.Module):
     """A model of some family with one task: what `regard.load` gives, a `torch.nn.Module`.
 
-    >>> from regard.models.families.transformer import transformer
-    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
+    >>> from regard.models.families.transformer import TransformerSize, transformer
+    >>> tiny = transformer(13, TransformerSize(d_model=8, num_heads=2, layers=1, d_ff=16), start=1, end=2, pad=0)
     >>> tiny.family.title, tiny.task, tiny.dtype
     ('Transformer', 'text2text-generation', torch.float32)
 
@@ -112,8 +112,8 @@ class Model(nn.Module):
         """Write a directory that `regard.load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
         >>> import tempfile, regard
-        >>> from regard.models.families.transformer import transformer
-        >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
+        >>> from regard.models.families.transformer import TransformerSize, transformer
+        >>> tiny = transformer(13, TransformerSize(d_model=8, num_heads=2, layers=1, d_ff=16), start=1, end=2, pad=0)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tiny.save(folder)
         ...     sorted(path.name for path in Path(folder).iterdir())
@@ -470,7 +470,7 @@ class Model(nn.Module):
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first.
 
-        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
+        >>> bert = regard.load("google-bert/bert-base-uncased", task="next-sentence-prediction")     # doctest: +SKIP
         >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
         Raises:
@@ -645,7 +645,7 @@ class Model(nn.Module):
 
         `.values` (images, texts) are what `.measure` says: "cosine" of two vectors where texts and images are read
         apart (CLIP, BLIP without a head); the "probability" that the two belong together where the text is read
-        with cross-attention to the image (BLIP with task "match").
+        with cross-attention to the image (BLIP with task "image-text-matching").
 
         Args:
             images: one image, or several.

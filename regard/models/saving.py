@@ -165,12 +165,9 @@ def _with_labels(model: Model) -> Config:
     if fits and not old:  # else label2id is of the names before id2label was given new ones
         return config
     names = label_names(config.labels(count) if config.num_labels(count) == count else (), count)
-    values = config.values | {
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
-    values.pop("_num_labels", None)  # of old files
-    return Config(values | ({"num_labels": count} if "num_labels" in values else {}), config.where)
+    labelled = config.with_labels(names)
+    labelled.values |= {"num_labels": count} if "num_labels" in config.values else {}
+    return labelled
 
 
 def _shapes(model: Model, config: Config) -> dict[str, tuple[int, ...]]:

@@ -89,10 +89,10 @@ def max_text_positions(model: Model) -> int | None:
     raise ValueError(f"{model.family.title} reads no texts, only images")
 
 
-def check_batch(size: object) -> None:
-    """Raise ValueError for a batch size that is not a positive whole number."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"batch must be a whole number of at least 1, got {size!r}")
+def check_positive(name: str, value: object) -> None:
+    """Raise ValueError for an argument that is not a positive whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def batches(
@@ -102,7 +102,7 @@ def batches(
 
     length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
-    check_batch(size)
+    check_positive("batch", size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
     if not texts:
@@ -282,7 +282,7 @@ def image_batches(model: Model, images: list[Source], batch: int, *, checked: bo
 
     The headers of several are checked first, all of them, unless they were `checked`. Errors have the image's number.
     """
-    check_batch(batch)
+    check_positive("batch", batch)
     if len(images) > 1 and not checked:
         images, _ = read_headers(model, images)
     prepare = model.preprocessor

@@ -18,6 +18,7 @@ from regard.nn.heads import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
     Texts,
+    check_positive,
     max_text_positions,
     probabilities,
     require,
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 class TableResult:
     """A result that prints as a table, in notebooks too."""
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
         """Headers and rows."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return tables.text(*self._table())
+        return tables.text(*self.table())
 
     def _repr_html_(self) -> str:
-        return tables.html(*self._table())
+        return tables.html(*self.table())
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Filled(TableResult):
     blanks: tuple[tuple[Guess, ...], ...]
     best: str
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
         return ["mask", "token", "probability"], [
             ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
             for n, guesses in enumerate(self.blanks)
@@ -88,8 +90,7 @@ class Filled(TableResult):
 def fill(model: Model, text: str, top: int = 5) -> Filled:
     """The `top` likeliest tokens for each mask of a text; see `Model.fill`."""
     require(model, "fill", "fill-mask", "pretraining")
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise ValueError(f"top must be a whole number of at least 1, got {top!r}")
+    check_positive("top", top)
     tokenizer = model.tokenizer
     mask = tokenizer.ids_of.mask
     if mask is None:
@@ -149,8 +150,7 @@ class Window:
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
     """The likeliest span of at most `longest` tokens; see `Model.answer`."""
     require(model, "answer", "question-answering")
-    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
-        raise ValueError(f"longest must be a whole number of at least 1, got {longest!r}")
+    check_positive("longest", longest)
     best: Answer | None = None
     absent = 1.0
     for window in _windows(model, question, context):
@@ -240,7 +240,8 @@ class Classified(TableResult):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
         most = MAX_LABELS if self.of == "image" else None
         return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure), most)
 
@@ -363,7 +364,8 @@ class Tagged(TableResult):
             spans.append(Span(self.text[start:end], _bare(group[0].label), start, end, probability))
         return tuple(spans)
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
         rows = [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
         return ["token", "label", "probability"], rows
 

@@ -31,7 +31,7 @@ from regard.tasks.inputs import (
     as_list,
     batches,
     caption_prompt,
-    check_batch,
+    check_positive,
     image_batches,
     iterate_in_eval_mode,
     max_text_positions,
@@ -147,7 +147,7 @@ def _outputs(
     part: str,
 ) -> Iterator[list[GenerationOutput]]:
     """The text about each image, in their order. part: what errors number, "image" or "question"."""
-    check_batch(batch)
+    check_positive("batch", batch)
     config = merged_config(model, config).seeded()  # one seed for all batches
     # 1. Check all images and prompts. What is wrong with a single one is raised before anything is generated anyway.
     if len(images) > 1:
@@ -355,7 +355,8 @@ class Matched(TableResult):
     def __len__(self) -> int:
         return len(self.images)
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
         texts = tuple(map(shortened, self.texts))
         return ranking(self.values, self.images, texts, ("image", "text", self.measure))
 

@@ -41,7 +41,7 @@ from regard.viz.sheet import measure as width
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["UNITS", "atlas", "atlas_html", "short_names"]
+__all__ = ["UNITS", "Quantity", "atlas", "atlas_html", "short_names"]
 
 UNITS = {"entropy": "nats", "effective": "keys, 1/Σp²"}
 """The unit of each measure of regard's that has one; the others are shares, or scores without."""
@@ -50,15 +50,32 @@ MOST = 256
 ACROSS, DOWN = "head →", "layer ↓"
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """What the colours of an atlas mean.
+
+    >>> Quantity("entropy", unit="bits", limits=(0, 8))
+    Quantity(name='entropy', unit='bits', limits=(0, 8))
+
+    Args:
+        name: of the measure.
+        unit: None for that of regard's own measure of this name; "" leaves it out.
+        limits: where the colours begin and end, to compare two atlases; default from 0 to the largest value, evenly
+            around 0 if some are negative.
+    """
+
+    name: str
+    unit: str | None = None
+    limits: tuple[float, float] | None = None
+
+
 def atlas(
     values: Any,
     *,
     layers: Sequence[str] | None = None,
     heads: Sequence[int] | None = None,
-    measure: str = "entropy",
-    unit: str | None = None,
+    measure: str | Quantity = "entropy",
     labels: Sequence[Sequence[str]] | None = None,
-    limits: tuple[float, float] | None = None,
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
@@ -73,11 +90,8 @@ def atlas(
         layers: the name of each row, such as module paths; what all of them share is cut off, and the legend says how.
         heads: number of heads of each layer, 0 if its values are unknown: NaN among these is a value, and red; NaN
             beyond them is no head. Default: every NaN is no head.
-        measure: what the colours mean.
-        unit: of the measure; known for regard's own measures, "" leaves it out.
+        measure: what the colours mean: a name, or a `Quantity` with unit and limits.
         labels: L × H words, "" for none; written into the squares, or their beginnings with a key.
-        limits: where the colours begin and end, to compare two atlases; default from 0 to the largest value, evenly
-            around 0 if some are negative.
         title: above the figure.
         dark: for dark paper.
 
@@ -87,10 +101,9 @@ def atlas(
     """
     register_fonts()
     theme = DARK if dark else LIGHT
-    grid = _read(values, layers, heads, labels)
-    values, there = grid.values, grid.there
-    scale = grid.scale(measure, limits, theme.signed, theme.weight)
-    unit = UNITS.get(measure, "") if unit is None else unit
+    grid = _read(values, layers, heads, labels, measure)
+    values, there, unit = grid.values, grid.there, grid.unit
+    scale = grid.scale(theme.signed, theme.weight)
     high, wide = inches = panel_inches(values.shape, 1, 1, 9.6 if grid.words is None else 12.0)
 
     # 1. The legend.
@@ -140,9 +153,16 @@ class _Grid:
     there: Array  # (L, H) booleans: which heads exist
     names: tuple[str, ...] | None  # of the layers
     words: Array | None  # (L, H) labels
+    measure: Quantity
 
-    def scale(self, measure: str, limits: Any, signed: tuple[str, ...], weight: tuple[str, ...]) -> Scale:
+    @property
+    def unit(self) -> str:
+        """Of the measure; "" for none."""
+        return UNITS.get(self.measure.name, "") if self.measure.unit is None else self.measure.unit
+
+    def scale(self, signed: tuple[str, ...], weight: tuple[str, ...]) -> Scale:
         """The colours of the finite values: from 0 up, or around 0."""
+        limits: Any = self.measure.limits
         finite = self.values[np.isfinite(self.values)]
         if limits is None:
             far = float(np.abs(finite).max(initial=0.0))
@@ -157,10 +177,10 @@ class _Grid:
             if finite.size and (finite.min() < low or finite.max() > high):
                 span = f"{finite.min():g} to {finite.max():g}"
                 raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {span}")
-        return Scale(clip(measure, 40), signed if low < 0 else weight, low, high, hidden=nan)
+        return Scale(clip(self.measure.name, 40), signed if low < 0 else weight, low, high, hidden=nan)
 
 
-def _read(values: Any, layers: Any, heads: Any, labels: Any) -> _Grid:
+def _read(values: Any, layers: Any, heads: Any, labels: Any, measure: str | Quantity) -> _Grid:
     values = read_numbers("values", values, "(layers, heads)")
     if max(values.shape) > MOST:
         raise ValueError(f"an atlas has at most {MOST} layers and {MOST} heads, got {values.shape}; draw some of them")
@@ -181,7 +201,7 @@ def _read(values: Any, layers: Any, heads: Any, labels: Any) -> _Grid:
         raise ValueError(f"heads must be {count} integers from 0 to {most}, one for each row of values; got {heads!r}")
     else:
         there = np.arange(most) < np.array(heads).reshape(-1, 1)
-    return _Grid(values, there, names, words)
+    return _Grid(values, there, names, words, Quantity(measure) if isinstance(measure, str) else measure)
 
 
 # ------------------------------------------------------------------------------------------------------ names of layers
@@ -243,10 +263,8 @@ def atlas_html(
     *,
     layers: Sequence[str] | None = None,
     heads: Sequence[int] | None = None,
-    measure: str = "entropy",
-    unit: str | None = None,
+    measure: str | Quantity = "entropy",
     labels: Sequence[Sequence[str]] | None = None,
-    limits: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> str:
     """The atlas as HTML for a notebook: self-contained, light or dark as the page is; a square's value on hover.
@@ -256,10 +274,8 @@ def atlas_html(
 
     The arguments and errors are those of `atlas`; it needs no matplotlib. Labels are shown on hover.
     """
-    grid = _read(values, layers, heads, labels)
-    values = grid.values
-    scale = grid.scale(measure, limits, LIGHT.signed, LIGHT.weight)
-    unit = UNITS.get(measure, "") if unit is None else unit
+    grid = _read(values, layers, heads, labels, measure)
+    values, unit, scale = grid.values, grid.unit, grid.scale(LIGHT.signed, LIGHT.weight)
     kind = "signed" if scale.low < 0 else "weight"
     rows = short_names(grid.names) if grid.names is not None else [str(n) for n in range(len(values))]
     side = 22 if values.shape[1] <= 16 else 15 if values.shape[1] <= 40 else 10  # pixels
@@ -278,6 +294,6 @@ def atlas_html(
             parts.append(square if grid.there[n, h] else "<span></span>")
     style = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
     body = f'<div style="{style};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
-    name = f"{measure} ({unit})" if unit else measure
+    name = f"{grid.measure.name} ({unit})" if unit else grid.measure.name
     foot = [colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"), "rows: layers, columns: heads"]
     return colors.frame(body, foot, title, f"{name} of {values.shape[0]} × {values.shape[1]} heads")

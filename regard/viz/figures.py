@@ -24,7 +24,7 @@ from torch import Tensor
 from regard.files import atomic_file
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
-from regard.viz.atlas import atlas, atlas_html
+from regard.viz.atlas import Quantity, atlas, atlas_html
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
 from regard.viz.map import map_with_marginals
 from regard.viz.overlay import overlay
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curves",
+    "Quantity",
     "atlas",
     "atlas_html",
     "growth_curves",

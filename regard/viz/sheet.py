@@ -356,10 +356,10 @@ class Sheet:
             else:
                 text.set(ha="center") if side_by_side else text.set(ha="right", va="center")
 
-    def captions(self, x: float, y: float, lines: Sequence[str], pitch: float = 0.16, ha: str = "right") -> None:
+    def captions(self, x: float, y: float, lines: Sequence[str], ha: str = "right") -> None:
         """Draw small lines below each other, the first with its baseline at y."""
         for n, line in enumerate(lines):
-            self.write(x, y + pitch * n, line, CAPTION, muted=True).set(ha=ha)
+            self.write(x, y + 0.16 * n, line, CAPTION, muted=True).set(ha=ha)
 
     def hatch(self, x: float, y: float, inches: Pair) -> None:
         """Cover a rectangle with bare paper and slanted lines: what is left out of the colours.

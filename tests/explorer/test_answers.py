@@ -15,11 +15,12 @@ import torch
 from speaking_twins import gpt2, llama, t5
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from unpacking import unpacked
 
 import regard
 from regard.backends.call import prepare
 from regard.explorer import answers
-from regard.explorer.answers import binned, packed, unpacked
+from regard.explorer.answers import binned, packed
 from regard.lens.assembly import AssembledWeights
 from regard.lens.capture import Capture, Record
 from regard.lens.files.saving import make_overview

@@ -16,10 +16,11 @@ from seeing_twins import blip, clip, idefics, llava, picture, put, vit
 from shown_twins import registers, windows
 from speaking_twins import bert
 from torch import Tensor
+from unpacking import unpacked
 
 import regard
 from regard.explorer import answers
-from regard.explorer.answers import layouts_of, unpacked
+from regard.explorer.answers import layouts_of
 from regard.explorer.export import bundle, modules, page_data
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load

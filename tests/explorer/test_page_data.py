@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from unpacking import unpacked
 
 import regard
 from regard.explorer import answers, export
-from regard.explorer.answers import unpacked
 from regard.explorer.export import bundle, modules, page_data
 from regard.session.heads import one_head
 from regard.session.session import Session

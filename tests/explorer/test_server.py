@@ -28,7 +28,6 @@ import regard
 from regard.cli import main, serve
 from regard.explorer import answers, jobs
 from regard.explorer import jobs as shelves
-from regard.explorer.answers import unpacked
 from regard.lens.capture import Capture, Record
 from regard.session.session import Session, look_at
 
@@ -40,6 +39,7 @@ from browsing import BEARER, TOKEN
 from fastapi.testclient import TestClient
 from seeing_twins import vit
 from speaking_twins import bert
+from unpacking import unpacked
 
 from regard.explorer import server
 from regard.explorer.jobs import Jobs, ModelShelf, SessionShelf

@@ -32,7 +32,7 @@ import regard
 from regard import files
 from regard.explorer import export
 from regard.lens.files.container import read
-from regard.models.families.transformer import transformer
+from regard.models.families.transformer import TransformerSize, transformer
 from regard.session.session import Session
 
 OF_THE_SYSTEM = {"posix", "_io", "fcntl"}
@@ -100,7 +100,7 @@ def models(folder: Path) -> Writer:
     made = []
     for n, side in enumerate(["generation_config.json", "modules.json"]):
         torch.manual_seed(n)
-        tiny = transformer(499, start=1, end=2, pad=0, d_model=32, num_heads=2, layers=1, d_ff=64)
+        tiny = transformer(499, TransformerSize(d_model=32, num_heads=2, layers=1, d_ff=64), start=1, end=2, pad=0)
         tiny.save(folder / str(n))
         (folder / str(n) / side).write_text("{}" if n == 0 else "[]")
         made.append(regard.load(folder / str(n)))

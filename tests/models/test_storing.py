@@ -11,7 +11,7 @@ import torch
 from speaking_twins import bert, gpt2
 
 from regard.models import saving
-from regard.models.families.transformer import transformer
+from regard.models.families.transformer import TransformerSize, transformer
 from regard.models.loading import load
 
 TEXTS = ["The animal was tired", "a cat sat on the mat"]
@@ -85,7 +85,7 @@ def test_model_saved_over_its_own_directory_keeps_what_describes_it(taken):
 
 
 def test_tokenizer_that_goes_without_another_in_its_place_is_told(taken, tmp_path):
-    made = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
+    made = transformer(13, TransformerSize(d_model=8, num_heads=2, layers=1, d_ff=16), start=1, end=2, pad=0)
     with pytest.warns(UserWarning, match=r"tokenizer\.json.*model\.tokenizer"):
         made.save(taken)
     assert not {"tokenizer.json", "tokenizer_config.json"} & files(taken).keys()
@@ -93,7 +93,7 @@ def test_tokenizer_that_goes_without_another_in_its_place_is_told(taken, tmp_pat
 
 def test_tokenizer_that_was_there_before_any_model_stays(tmp_path):
     (tmp_path / "tokenizer.json").write_text("mine")
-    made = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
+    made = transformer(13, TransformerSize(d_model=8, num_heads=2, layers=1, d_ff=16), start=1, end=2, pad=0)
     made.save(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (tmp_path / "tokenizer.json").read_text() == "mine"

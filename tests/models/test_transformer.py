@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.families.transformer import shift_right, transformer
+from regard.models.families.transformer import TransformerSize, shift_right, transformer
 from regard.models.loading import load
 from regard.testing import assert_rule
 
@@ -15,7 +15,7 @@ OTHER = {"d_model": 12, "num_heads": 2, "layers": 1, "d_ff": 7}
 
 def made(vocabulary: int = 47, sizes: dict[str, int] = SIZES) -> EncoderDecoder:
     """The paper's model with every weight moved, so that each one matters."""
-    model = transformer(vocabulary, start=1, **sizes, dropout=0.0)
+    model = transformer(vocabulary, TransformerSize(**sizes, dropout=0.0), start=1)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.2 * torch.randn(p.shape))
@@ -146,7 +146,9 @@ def test_the_base_model_has_the_paper_s_number_of_weights():
 
 
 def test_matrices_start_by_xavier_and_words_with_variance_one_over_d():
-    model = transformer(1009, start=1, d_model=64, num_heads=4, layers=1, d_ff=256).requires_grad_(False)
+    model = transformer(1009, TransformerSize(d_model=64, num_heads=4, layers=1, d_ff=256), start=1).requires_grad_(
+        False
+    )
     block = model.decoder.blocks[0]
     for query in (block.attention.w_qkv.weight[:64], block.cross.w_qkv.weight[64:128]):
         bound = (6 / (64 + 64)) ** 0.5  # of query, key and value each, not of the three as one
@@ -164,7 +166,7 @@ def test_one_table_embeds_both_sides_and_scores_the_words():
 
 
 def test_it_learns_to_copy_with_smoothed_labels():
-    model = transformer(13, start=1, d_model=16, num_heads=2, layers=1, d_ff=32, dropout=0.0)
+    model = transformer(13, TransformerSize(d_model=16, num_heads=2, layers=1, d_ff=32, dropout=0.0), start=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     ids = torch.randint(2, 13, (64, 4))
 
@@ -181,7 +183,7 @@ def test_it_learns_to_copy_with_smoothed_labels():
 
 
 def test_dropouts_are_where_the_paper_has_them():
-    model = transformer(47, start=1, **SIZES, dropout=0.3)
+    model = transformer(47, TransformerSize(**SIZES, dropout=0.3), start=1)
     block = model.decoder.blocks[0]
     assert (model.encoder.embed.dropout.p, block.dropout.p, model.decoder.embed.dropout.p) == (0.3, 0.3, 0.3)
     assert (block.attention.dropout, block.cross.dropout, block.feed_forward.dropout.p) == (0.0, 0.0, 0.0)
@@ -208,7 +210,7 @@ def test_transformers_does_not_open_it_as_a_model_with_other_sines(tmp_path):
 
 
 def test_the_tokens_it_was_made_with_are_kept(tmp_path):
-    transformer(47, start=1, end=2, pad=0, **SIZES).save(tmp_path)
+    transformer(47, TransformerSize(**SIZES), start=1, end=2, pad=0).save(tmp_path)
     values = load(tmp_path).config.values
     assert (values["decoder_start_token_id"], values["eos_token_id"], values["pad_token_id"]) == (1, 2, 0)
 
@@ -232,8 +234,10 @@ def test_the_tokens_it_was_made_with_are_kept(tmp_path):
     ],
 )
 def test_what_is_no_model_is_refused(more, error, message):
+    tokens = {"start": 1} | {name: more[name] for name in ("start", "end", "pad") if name in more}
+    sizes = SIZES | {name: more[name] for name in more if name not in tokens}
     with pytest.raises(error, match=message):
-        transformer(47, **{"start": 1, **SIZES, **more})
+        transformer(47, TransformerSize(**sizes), **tokens)
 
 
 def test_a_vocabulary_is_a_number():

@@ -17,7 +17,7 @@ from regard.backends.call import prepare
 from regard.cli import main
 from regard.data.tokenizer import Tokenizer
 from regard.masks import causal, padding
-from regard.models.families.transformer import transformer
+from regard.models.families.transformer import TransformerSize, transformer
 from regard.models.text import TextModel
 from regard.op import observed
 from regard.parity import verification
@@ -464,13 +464,13 @@ def test_a_model_narrower_than_asked_for_is_refused(checkpoint):
 
 
 def test_a_model_from_nowhere_is_refused():
-    model = transformer(37, start=1, d_model=12, num_heads=3, layers=2, d_ff=20)
+    model = transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1)
     with pytest.raises(ValueError, match="checkpoint"):
         regard.verify(model)
 
 
 def test_a_family_that_transformers_does_not_have_is_refused(tmp_path):
-    transformer(37, start=1, d_model=12, num_heads=3, layers=2, d_ff=20).save(tmp_path)
+    transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1).save(tmp_path)
     with pytest.raises(ValueError, match="Transformer"):
         regard.verify(tmp_path)
 

@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from regard.masks.tiles import cell_edges
 from regard.viz.atlas import short_names
 from regard.viz.colors import DARK, LIGHT
-from regard.viz.figures import atlas, atlas_html, links, map_with_marginals, save, text_heat, text_heat_html
+from regard.viz.figures import Quantity, atlas, atlas_html, links, map_with_marginals, save, text_heat, text_heat_html
 from regard.viz.text import readable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,7 +156,7 @@ def test_negative_values_turn_the_colours_around_zero():
 
 
 def test_limits_make_two_atlases_comparable():
-    one, other = (atlas(np.array([[1.0, top]]), limits=(0, 8)) for top in (2.0, 8.0))
+    one, other = (atlas(np.array([[1.0, top]]), measure=Quantity("entropy", limits=(0, 8))) for top in (2.0, 8.0))
     assert tuple(colours(one, 1, 2)[0, 0]) == tuple(colours(other, 1, 2)[0, 0])
     assert tuple(colours(one, 1, 2)[0, 1]) == close(LIGHT.weight[2])
     assert "8" in words(one)
@@ -167,8 +167,8 @@ def test_limits_make_two_atlases_comparable():
     [
         ({"measure": "effective"}, ["effective", "(keys, 1/Σp²)"]),
         ({"measure": "first"}, ["first", "0"]),
-        ({"measure": "entropy", "unit": "bits"}, ["entropy", "(bits)"]),
-        ({"measure": "entropy", "unit": ""}, ["entropy", "0"]),
+        ({"measure": Quantity("entropy", unit="bits")}, ["entropy", "(bits)"]),
+        ({"measure": Quantity("entropy", unit="")}, ["entropy", "0"]),
     ],
 )
 def test_atlas_names_measure_and_unit(given, said):
@@ -275,9 +275,9 @@ def test_torch_values_of_any_precision_are_drawn_as_numpy_ones():
         ),
         (random(2, 3), {"labels": "ab"}, ValueError, r"labels.*2.*3.*'ab'"),
         (random(2, 3), {"labels": [["a"] * 3, ["b"]]}, ValueError, r"labels\[1\].*1.*3.*heads"),
-        (random(1, 1), {"limits": (0, 0.5, 1)}, TypeError, "limits"),
-        (random(1, 1), {"limits": (1, 0)}, ValueError, "limits"),
-        (np.array([[1.0, 3.0]]), {"limits": (0, 2)}, ValueError, r"limits.*0.*2.*1.*3"),
+        (random(1, 1), {"measure": Quantity("entropy", limits=(0, 0.5, 1))}, TypeError, "limits"),
+        (random(1, 1), {"measure": Quantity("entropy", limits=(1, 0))}, ValueError, "limits"),
+        (np.array([[1.0, 3.0]]), {"measure": Quantity("entropy", limits=(0, 2))}, ValueError, r"limits.*0.*2.*1.*3"),
     ],
 )
 @pytest.mark.parametrize("draw", [atlas, atlas_html])

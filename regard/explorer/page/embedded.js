@@ -1,6 +1,6 @@
 // Answers from data that the page carries: exported HTML, where no server is. What was written into the data is given
 // as it is; rows, tiles and steps are computed from a head's arrays, where they were written, and what is not there is
-// said. It does not know how the data was made: `regard.explorer.carrying` did that, and says what is in it.
+// said. It does not know how the data was made: `regard.explorer.export` did that, and says what is in it.
 
 import { unpackAll } from "./arrays.js";
 import { numbers } from "./packed.js";

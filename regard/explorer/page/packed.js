@@ -1,5 +1,5 @@
 // Arrays as an exported page carries them: floats, or whole numbers of two or four bytes, compressed where that pays.
-// A head's arrays are unpacked when they are first asked for. Written by `regard.explorer.carrying`.
+// A head's arrays are unpacked when they are first asked for. Written by `regard.explorer.export`.
 // It does not know what an array means.
 
 /** @typedef {import("./arrays.js").Numbers} Numbers */

@@ -14,9 +14,9 @@ from torch import nn
 
 from regard.models.config import Config
 from regard.models.families.vit import NAMES as VIT
+from regard.models.families.vit import attention
 from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
-from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, DropPath, FeedForward
 from regard.nn.vision import ExtraTokens, ImageLabels, PatchEmbedding, PatchProjection, VisionTower
 
@@ -64,17 +64,9 @@ def tower(config: Config, *, registers: int, patch: int) -> VisionTower:
     )
 
     def block() -> Block:
-        attention = MultiHeadAttention(
-            d,
-            config.int("num_attention_heads"),
-            fused=True,
-            bias=config.bool("qkv_bias", True),
-            out_bias=True,
-            dropout=config.float("attention_probs_dropout_prob", 0.0),
-        )
         norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
         dropped = DropPath(config.float("drop_path_rate", 0.0))
-        return Block(attention, feed_forward(config, d), norms, norm_first=True, dropout=dropped, scales=True)
+        return Block(attention(config), feed_forward(config, d), norms, norm_first=True, dropout=dropped, scales=True)
 
     blocks = [block() for _ in range(config.layers("num_hidden_layers"))]
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))

@@ -3,8 +3,9 @@
 Peculiar: positions are sines and cosines, added to embeddings × √d; blocks norm after adding, and there is no norm at
 the end; one table embeds the words of both sides and scores the words to come; the feed-forward is ReLU.
 
+    >>> import torch
     >>> from torch.nn.functional import cross_entropy
-    >>> model = transformer(37, start=1, d_model=12, num_heads=3, layers=2, d_ff=20)
+    >>> model = transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
     >>> logits = model(source, decoder_input_ids=shift_right(target, model.start)).logits  # (5, 11, 37)
     >>> cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=0.1).ndim
@@ -15,19 +16,30 @@ BART and Marian are this model with other values: they take their blocks, and th
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
 from torch import nn
 
 from regard.checks import check_int
 from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import Concat, Family, Names, Task
+from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, Waves
 from regard.nn.heads import LanguageHead
-from regard.nn.linear import Joined
 
-__all__ = ["BLOCKS", "FAMILY", "refuse_others", "shift_right", "tower", "transformer"]
+__all__ = [
+    "BASE",
+    "BIG",
+    "BLOCKS",
+    "FAMILY",
+    "TransformerSize",
+    "refuse_others",
+    "shift_right",
+    "tower",
+    "transformer",
+]
 
 
 def _blocks(side: str) -> Names:
@@ -110,20 +122,35 @@ FAMILY = Family(
 )
 
 
-def transformer(
-    vocabulary: int,
-    *,
-    start: int,
-    end: int | None = None,
-    pad: int | None = None,
-    d_model: int = 512,
-    num_heads: int = 8,
-    layers: int = 6,
-    d_ff: int = 2048,
-    dropout: float = 0.1,
-) -> EncoderDecoder:
-    """The model of the paper with first weights, ready to be trained: by default the base model.
+@dataclass(frozen=True, kw_only=True)
+class TransformerSize:
+    """Sizes of the paper's model; the defaults are its base model.
 
+    Args:
+        d_model: width.
+        num_heads: of each attention.
+        layers: blocks on each side.
+        d_ff: inner width of the feed-forward.
+        dropout: on embeddings and on what each part adds, in training only.
+    """
+
+    d_model: int = 512
+    num_heads: int = 8
+    layers: int = 6
+    d_ff: int = 2048
+    dropout: float = 0.1
+
+
+BASE, BIG = TransformerSize(), TransformerSize(d_model=1024, num_heads=16, d_ff=4096, dropout=0.3)
+"""The two models of the paper (table 3)."""
+
+
+def transformer(
+    vocabulary: int, size: TransformerSize = BASE, *, start: int, end: int | None = None, pad: int | None = None
+) -> EncoderDecoder:
+    """The model of the paper with first weights, ready to be trained.
+
+    >>> import torch
     >>> with torch.device("meta"):  # to count it without making it
     ...     base = transformer(37000, start=1)
     >>> sum(p.numel() for p in base.parameters())
@@ -131,39 +158,34 @@ def transformer(
 
     Weights are drawn as the authors drew them: matrices uniformly by Xavier, each of query, key and value by itself,
     embeddings with variance 1/d, biases 0. `save` writes what `regard.load` opens; `transformers` has no such model.
-    The big model: d_model=1024, num_heads=16, d_ff=4096, dropout=0.3.
 
     Args:
         vocabulary: how many tokens, of both languages.
+        size: widths and depth: `BASE`, `BIG`, or others.
         start: id of the token that the decoder begins with.
         end: id of the token that ends a text, if there is one.
         pad: id of the token that fills a batch, if there is one.
-        d_model: width.
-        num_heads: of each attention.
-        layers: blocks on each side.
-        d_ff: inner width of the feed-forward.
-        dropout: on embeddings and on what each part adds, in training only.
 
     Raises:
         TypeError: a size that is no integer.
         ValueError: sizes that are out of range or do not fit each other.
     """
-    size = check_int("vocabulary", vocabulary, 1)
+    tokens = check_int("vocabulary", vocabulary, 1)
     for name, token in (("start", start), ("end", end), ("pad", pad)):
-        if token is not None and not 0 <= token < size:
-            raise ValueError(f"{name} is {token}, and ids are 0 to {size - 1}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    numbers = {"layers": layers, "attention_heads": num_heads, "ffn_dim": d_ff}
-    for name, n in (("d_model", d_model), ("num_heads", num_heads), ("layers", layers), ("d_ff", d_ff)):
-        check_int(name, n, 1)
+        if token is not None and not 0 <= token < tokens:
+            raise ValueError(f"{name} is {token}, and ids are 0 to {tokens - 1}")
+    if not 0 <= size.dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {size.dropout}")
+    for name in ("d_model", "num_heads", "layers", "d_ff"):
+        check_int(name, getattr(size, name), 1)
+    numbers = {"layers": size.layers, "attention_heads": size.num_heads, "ffn_dim": size.d_ff}
     values = {
         "model_type": FAMILY.model_type,
-        "vocab_size": size,
-        "d_model": d_model,
+        "vocab_size": tokens,
+        "d_model": size.d_model,
         **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in numbers.items()},
         "activation_function": "relu",
-        "dropout": dropout,
+        "dropout": size.dropout,
         "is_encoder_decoder": True,
         "decoder_start_token_id": start,
         "eos_token_id": end,
@@ -171,12 +193,5 @@ def transformer(
     }
     model = build(Config(values, "transformer(…)"), "text2text-generation")
     model.family, model.task = FAMILY, "text2text-generation"
-    for module in model.modules():  # norms have their first weights, 1 and 0, already
-        if isinstance(module, nn.Linear):
-            rows = module.rows if isinstance(module, Joined) else (module.out_features,)
-            for matrix in torch.split(module.weight.data, list(rows)):
-                nn.init.xavier_uniform_(matrix)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    initialize(model)
     return model

@@ -31,7 +31,7 @@ from regard.nn.vision import (
     VisionTower,
 )
 
-__all__ = ["DEIT", "FAMILY", "NAMES"]
+__all__ = ["DEIT", "FAMILY", "NAMES", "attention"]
 
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
@@ -50,6 +50,18 @@ NAMES: Names = {
 }
 
 
+def attention(config: Config) -> MultiHeadAttention:
+    """The self-attention of a block; DINOv2 has the same."""
+    return MultiHeadAttention(
+        config.int("hidden_size"),
+        config.int("num_attention_heads"),
+        fused=True,
+        bias=config.bool("qkv_bias", True),
+        out_bias=True,
+        dropout=config.float("attention_probs_dropout_prob", 0.0),
+    )
+
+
 def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTower:
     """Patches and blocks. masked: with a token for hidden patches.  distilled: with a second cls, for DeiT."""
     d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-12)
@@ -59,17 +71,9 @@ def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTow
     embed = PatchEmbedding(patches, config.pair("image_size", 224), tokens=tokens, dropout=dropout)
 
     def block() -> Block:
-        attention = MultiHeadAttention(
-            d,
-            config.int("num_attention_heads"),
-            fused=True,
-            bias=config.bool("qkv_bias", True),
-            out_bias=True,
-            dropout=config.float("attention_probs_dropout_prob", 0.0),
-        )
         feed_forward = FeedForward(d, config.int("intermediate_size"), config.str("hidden_act", "gelu"))
         norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
-        return Block(attention, feed_forward, norms, norm_first=True, dropout=dropout)
+        return Block(attention(config), feed_forward, norms, norm_first=True, dropout=dropout)
 
     blocks = [block() for _ in range(config.layers("num_hidden_layers"))]
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))

@@ -1,27 +1,19 @@
-"""A tokenizer's files: the JSON files beside a vocabulary, vocabularies, and the kinds of tokenizer they declare.
+"""From a tokenizer's files to a pipeline of the `tokenizers` library: the directory, its vocabulary, and `Pipeline`.
 
 As in transformers, `tokenizer_config.json` decides. Without an `added_tokens_decoder` it is an old one: then
 `special_tokens_map.json` is laid over it, and `added_tokens.json` and the added tokens of `tokenizer.json` count.
-`config.json` names the kind if the others do not. transformers builds the pipeline of a kind from the vocabulary and
-the switches in tokenizer_config.json even if tokenizer.json spells out a whole pipeline; so do we, so that ids agree
-where the two contradict each other.
-
-    BertTokenizer        WordPiece       vocab.txt                 BERT, DistilBERT, BLIP
-    GPT2Tokenizer        byte-level BPE  vocab.json, merges.txt    GPT-2
-    RobertaTokenizer     byte-level BPE  vocab.json, merges.txt    RoBERTa, BART
-    CLIPTokenizer        byte-level BPE  vocab.json, merges.txt    CLIP
-    T5Tokenizer          unigram         spiece.model              T5, mT5
-    AlbertTokenizer      unigram         spiece.model              ALBERT
-    XLMRobertaTokenizer  unigram         sentencepiece.bpe.model   XLM-R
-    LlamaTokenizer       BPE             tokenizer.model           LLaMA 1 and 2
+`config.json` names the kind if the others do not.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +22,7 @@ from regard.files import MOST_JSON, parsing, read_bounded, read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
+    from tokenizers import Encoding as RustEncoding
     from tokenizers import Tokenizer as RustTokenizer
 
 INSTALL = "pip install 'regard[models]'"
@@ -200,6 +193,8 @@ def _token(path: Path, value: object, special: bool | None = None) -> AddedToken
     return token
 
 
+# ----------------------------------------------------------------------------------------------------------- vocabulary
+
 SPACE = "▁"
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 CONTROL, USER_DEFINED = 3, 4  # sentencepiece's ModelProto.SentencePiece.Type
@@ -342,301 +337,156 @@ class Kind:
         return names[role]
 
 
-class BertKind(Kind):
-    """WordPiece."""
-
-    class_name = "BertTokenizer"
-    files = ("vocab.txt",)
-    model = "WordPiece"
-    defaults: ClassVar[Names] = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-
-    def read(self, folder: Folder) -> Vocabulary:
-        """vocab.txt: one token a line."""
-        file = folder.path / "vocab.txt"
-        with parsing(str(file)):
-            return Vocabulary(rust_library().models.WordPiece.from_file(str(file), unk_token="[UNK]"))
-
-    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
-        """Words and punctuation, lower case unless switched off; ## inside words."""
-        library, model = rust_library(), vocabulary.model
-        model.unk_token = names.get("unk", "[UNK]")
-        model.continuing_subword_prefix, model.max_input_chars_per_word = "##", 100
-        rust: RustTokenizer = library.Tokenizer(model)
-        rust.normalizer = library.normalizers.BertNormalizer(
-            clean_text=True,
-            handle_chinese_chars=bool(folder.switch("tokenize_chinese_chars", True)),
-            strip_accents=folder.switch("strip_accents", None),
-            lowercase=bool(folder.switch("do_lower_case", True)),
-        )
-        rust.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-        rust.decoder = library.decoders.WordPiece(prefix="##")
-        return rust
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """[CLS] A [SEP] B [SEP]."""
-        cls, sep = self.token(folder, names, "cls"), self.token(folder, names, "sep")
-        add_template(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", {cls: cls, sep: sep})
-
-
-class GPT2Kind(Kind):
-    """Byte-level BPE."""
-
-    class_name = "GPT2Tokenizer"
-    files = ("vocab.json", "merges.txt")
-    model = "BPE"
-    defaults: ClassVar[Names] = {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"}
-
-    def read(self, folder: Folder) -> Vocabulary:
-        """vocab.json and merges.txt: token → id, and pairs to merge, best first."""
-        files = [str(folder.path / name) for name in self.files]
-        blank = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
-        with parsing(f"{folder.path}:", "vocab.json and merges.txt do not fit together"):
-            return Vocabulary(rust_library().models.BPE.from_file(*files, fuse_unk=False, **blank))
-
-    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
-        """Words as bytes, which are all known, the space before a word in it."""
-        library, model = rust_library(), vocabulary.model
-        model.unk_token, model.dropout, model.ignore_merges = None, None, False
-        model.fuse_unk = model.byte_fallback = False
-        rust: RustTokenizer = library.Tokenizer(model)
-        prefix = bool(folder.switch("add_prefix_space", False))
-        rust.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-        rust.decoder = library.decoders.ByteLevel()
-        return rust
-
-
-class RobertaKind(GPT2Kind):
-    """GPT-2's BPE, framed with <s> and </s>."""
-
-    class_name = "RobertaTokenizer"
-    defaults: ClassVar[Names] = {
-        "bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>",
-    }  # fmt: skip
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """<s> A </s> </s> B </s>."""
-        sep, cls = self.token(folder, names, "sep"), self.token(folder, names, "cls")
-        rust.post_processor = rust_library().processors.RobertaProcessing(
-            (sep, rust.token_to_id(sep)),
-            (cls, rust.token_to_id(cls)),
-            trim_offsets=bool(folder.switch("trim_offsets", True)),
-            add_prefix_space=bool(folder.switch("add_prefix_space", False)),
-        )
-
-
-class CLIPKind(GPT2Kind):
-    """Byte-level BPE of lower-case words that end in </w>."""
-
-    class_name = "CLIPTokenizer"
-    defaults: ClassVar[Names] = {
-        "unk": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>", "pad": "<|endoftext|>",
-    }  # fmt: skip
-    word_end = "</w>"
-    # simple_tokenizer.py of openai/CLIP: English endings, words, single digits, runs of other signs
-    words = r"<\|startoftext\|>|<\|endoftext\|>|'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
-
-    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
-        """Lower case and single spaces, then words as bytes, with a suffix at their end."""
-        library, model = rust_library(), vocabulary.model
-        model.unk_token, model.dropout, model.ignore_merges = names.get("unk"), None, False
-        model.fuse_unk = model.byte_fallback = False
-        model.continuing_subword_prefix, model.end_of_word_suffix = "", self.word_end
-        rust: RustTokenizer = library.Tokenizer(model)
-        make, split = library.normalizers, library.pre_tokenizers
-        rust.normalizer = make.Sequence([make.NFC(), make.Replace(library.Regex(r"\s+"), " "), make.Lowercase()])
-        words = split.Split(library.Regex(self.words), behavior="removed", invert=True)
-        rust.pre_tokenizer = split.Sequence([words, split.ByteLevel(add_prefix_space=False)])
-        rust.decoder = library.decoders.ByteLevel()
-        return rust
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """<|startoftext|> A <|endoftext|>."""
-        eos, bos = self.token(folder, names, "eos"), self.token(folder, names, "bos")
-        rust.post_processor = rust_library().processors.RobertaProcessing(
-            (eos, rust.token_to_id(eos)), (bos, rust.token_to_id(bos)), trim_offsets=False, add_prefix_space=False
-        )
-
-
-class UnigramKind(Kind):
-    """Unigram pieces of a sentencepiece file within words, each word with its ▁."""
-
-    files = ("spiece.model",)
-    model = "Unigram"
-    unknown_id: ClassVar[int]
-
-    def read(self, folder: Folder) -> Vocabulary:
-        """The sentencepiece file, with what the family adds to its pieces."""
-        file = folder.path / self.files[0]
-        proto = read_sentencepiece(file)
-        pieces = self.pieces(folder, [(piece.piece, piece.score) for piece in proto.pieces])
-        if len(pieces) <= self.unknown_id:
-            raise ValueError(f"{file} has {len(pieces)} pieces, and the unknown token's id is {self.unknown_id}")
-        model = rust_library().models.Unigram(pieces, unk_id=self.unknown_id, byte_fallback=False)
-        return Vocabulary(model, sentencepiece=proto)
-
-    def pieces(self, folder: Folder, pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        """The vocabulary, given the file's pieces and scores."""
-        return pieces
-
-    def normalizers(self, folder: Folder) -> list[Any]:
-        """Steps before sentencepiece's own normalisation."""
-        return []
-
-    def prefix_space(self, folder: Folder) -> bool:
-        """Whether the first word has its ▁ too."""
-        return bool(folder.switch("add_prefix_space", True))
-
-    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
-        """sentencepiece's normalisation, split at spaces, ▁ in front of words."""
-        library, model = rust_library(), vocabulary.model
-        try:
-            unknown = [piece.id for piece in model.tokenize("\U0010ffff")]  # a character that no vocabulary has
-        except Exception:  # no id at all for the unknown
-            unknown = []
-        if unknown != [self.unknown_id]:  # tokenizer.json has another id for it, or bytes in its place
-            pieces = [(text, score) for text, score in json.loads(model.__getstate__())["vocab"]]
-            model = library.models.Unigram(pieces, unk_id=self.unknown_id, byte_fallback=False)
-        rust: RustTokenizer = library.Tokenizer(model)
-        steps, characters = self.normalizers(folder), vocabulary.character_map
-        steps += [library.normalizers.Precompiled(characters)] if characters else []
-        if steps:
-            rust.normalizer = library.normalizers.Sequence(steps)
-        scheme = "always" if self.prefix_space(folder) else "never"
-        spaces = library.pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)
-        rust.pre_tokenizer = library.pre_tokenizers.Sequence([library.pre_tokenizers.WhitespaceSplit(), spaces])
-        rust.decoder = library.decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)
-        return rust
-
-
-class T5Kind(UnigramKind):
-    """Unigram with sentinels for the spans that pretraining masks."""
-
-    class_name = "T5Tokenizer"
-    defaults: ClassVar[Names] = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-    unknown_id = 2
-
-    def pieces(self, folder: Folder, pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        """The file's pieces, then <extra_id_99> … <extra_id_0>."""
-        return [*pieces, *((text, 0.0) for text in reversed(self.sentinels(folder)))]
-
-    def sentinels(self, folder: Folder) -> list[str]:
-        """<extra_id_0>, <extra_id_1> …, as many as extra_ids says."""
-        count = folder.values.get("extra_ids", 100)
-        if not isinstance(count, int) or not 0 <= count <= 10_000:
-            file = folder.path / "tokenizer_config.json"
-            raise ValueError(f"extra_ids in {file} must be 0 to 10000, got {count!r:.80}")
-        return [f"<extra_id_{n}>" for n in range(count)]
-
-    def prefix_space(self, folder: Folder) -> bool:
-        """Always."""
-        return True
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """A </s> B </s>."""
-        add_template(rust, "$A </s>", "$A </s> $B </s>", {"</s>": self.token(folder, names, "eos")})
-
-    def extra_tokens(self, folder: Folder, listed: list[Any]) -> list[Any]:
-        """The sentinels, unless the files list them."""
-        return listed if any("<extra_id_" in text_of(token) for token in listed) else listed + self.sentinels(folder)
-
-
-class AlbertKind(UnigramKind):
-    """Unigram without accents and capitals, framed as BERT."""
-
-    class_name = "AlbertTokenizer"
-    defaults: ClassVar[Names] = {
-        "bos": "[CLS]", "eos": "[SEP]", "sep": "[SEP]", "cls": "[CLS]", "unk": "<unk>", "pad": "<pad>",
-        "mask": "[MASK]",
-    }  # fmt: skip
-    unknown_id = 1
-
-    def normalizers(self, folder: Folder) -> list[Any]:
-        """One kind of quotation mark; accents and capitals removed unless switched off."""
-        make = rust_library().normalizers
-        steps = [make.Replace("``", '"'), make.Replace("''", '"')]
-        if not folder.switch("keep_accents", False):
-            steps += [make.NFKD(), make.StripAccents()]
-        return [*steps, make.Lowercase()] if folder.switch("do_lower_case", True) else steps
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """As BERT, unless tokenizer.json or add_bos_token and add_eos_token decide otherwise."""
-        switched = vocabulary.whole is None and bool({"add_bos_token", "add_eos_token"} & set(folder.values))
-        if switched or (vocabulary.whole is not None and vocabulary.whole.post_processor is not None):
-            return
-        tokens = {"[CLS]": self.token(folder, names, "cls"), "[SEP]": self.token(folder, names, "sep")}
-        add_template(rust, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", tokens)
-
-
-class XLMRobertaKind(UnigramKind):
-    """Unigram with RoBERTa's special tokens and ids in fairseq's order."""
-
-    class_name = "XLMRobertaTokenizer"
-    files = ("sentencepiece.bpe.model",)
-    defaults: ClassVar[Names] = RobertaKind.defaults
-    unknown_id = 3
-
-    def pieces(self, folder: Folder, pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        """<s>, <pad>, </s>, <unk>, the file's pieces after its first three, <mask>."""
-        texts = {role: text_of(token) for role, token in folder.named(self.defaults).items()}
-        first = [(texts.get(role, self.defaults[role]), 0.0) for role in ("bos", "pad", "eos", "unk")]
-        return [*first, *pieces[3:], (texts.get("mask", self.defaults["mask"]), 0.0)]
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """<s> A </s> </s> B </s>."""
-        bos, eos = self.token(folder, names, "bos"), self.token(folder, names, "eos")
-        add_template(rust, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", {bos: bos, eos: eos})
-
-
-class LlamaKind(Kind):
-    """sentencepiece BPE with bytes for unknown characters."""
-
-    class_name = "LlamaTokenizer"
-    model = "BPE"
-    defaults: ClassVar[Names] = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
-    padding_side = "left"
-
-    def read(self, folder: Folder) -> Vocabulary:
-        """tokenizer.model."""
-        proto = read_sentencepiece(folder.path / "tokenizer.model")
-        return Vocabulary(sentencepiece_bpe(proto, byte_fallback=True), sentencepiece=proto)
-
-    def build(self, folder: Folder, vocabulary: Vocabulary, names: Names) -> RustTokenizer:
-        """One ▁ in front of the text; with `legacy`, also after each special token."""
-        library, model = rust_library(), vocabulary.model
-        model.unk_token, model.dropout, model.ignore_merges = None, None, False
-        model.fuse_unk = model.byte_fallback = True
-        rust: RustTokenizer = library.Tokenizer(model)
-        prefix = folder.switch("add_prefix_space", None) is not False
-        scheme = ("always" if folder.switch("legacy", False) else "first") if prefix else "never"
-        rust.pre_tokenizer = library.pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=False)
-        make = library.decoders
-        steps = [make.Replace(SPACE, " "), make.ByteFallback(), make.Fuse()]
-        rust.decoder = make.Sequence([*steps, make.Strip(content=" ", left=1)] if prefix else steps)
-        return rust
-
-
 def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> None:
     """tokens: name in the template → text in the vocabulary."""
     known = [(name, rust.token_to_id(text)) for name, text in tokens.items()]
     rust.post_processor = rust_library().processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
 
 
-AS_FILED = Kind()
-BERT, GPT2, ROBERTA, CLIP, LLAMA = BertKind(), GPT2Kind(), RobertaKind(), CLIPKind(), LlamaKind()
-T5, ALBERT, XLM_ROBERTA = T5Kind(), AlbertKind(), XLMRobertaKind()
-KINDS = {kind.class_name: kind for kind in (BERT, GPT2, ROBERTA, CLIP, T5, ALBERT, XLM_ROBERTA, LLAMA)} | {
-    "DistilBertTokenizer": BERT,
-    "BartTokenizer": ROBERTA,
-    "PreTrainedTokenizer": AS_FILED,
-    "TokenizersBackend": AS_FILED,
-}
-"""Class names that checkpoints declare, without "Fast"."""
+# ------------------------------------------------------------------------------------------------------------- encoding
 
-MODEL_TYPES = {
-    "bert": BERT, "blip": BERT, "distilbert": BERT, "albert": ALBERT, "gpt2": GPT2, "roberta": ROBERTA, "bart": ROBERTA,
-    "clip": CLIP, "t5": T5, "mt5": T5, "xlm-roberta": XLM_ROBERTA, "llama": AS_FILED,
-}  # fmt: skip
-"""The kind of a checkpoint that declares its model_type only, as in transformers."""
+Item = str | tuple[str, str]
+"""A text, or a pair."""
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
-OVERRULED = ("mistral", "mixtral", "phi3", "qwen2")
-"""Model types whose declared class transformers ignores: tokenizer.json is taken as it is."""
+
+@dataclass(frozen=True)
+class Encoding:
+    """One text or pair: ids, token types, and (start, end) in the text, None for a token that is not in the text."""
+
+    ids: list[int]
+    types: list[int]
+    spans: list[tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A `tokenizers.Tokenizer` as an engine. It keeps no state between calls, so threads may share it."""
+
+    rust: RustTokenizer  # its own padding and truncation are turned off
+    clean: bool = False  # close up spaces before punctuation when decoding
+    word_end: str = ""  # suffix of a word's last piece, a space in text
+    where: str = "the tokenizer"  # the directory, for errors: some damage shows only when a text is encoded
+
+    def __post_init__(self) -> None:
+        self.rust.no_padding()
+        self.rust.no_truncation()
+
+    @property
+    def size(self) -> int:
+        """Tokens in the vocabulary, added ones included."""
+        return int(self.rust.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def added(self) -> Mapping[int, AddedToken]:
+        """Tokens beside the vocabulary, by id."""
+        return dict(self.rust.get_added_tokens_decoder())
+
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
+        """Encode texts and pairs; `special`: with the special tokens around them."""
+        with parsing(self.where):
+            return [_encoding(one) for one in self.rust.encode_batch(list(items), add_special_tokens=special)]
+
+    def truncate(self, item: Item, length: int, side: str) -> Encoding:
+        """Encode one text or pair and drop tokens on `side` until at most `length` are left, special ones included."""
+        with parsing(self.where):
+            parts = [self.rust.encode(text, add_special_tokens=False) for text in texts_of(item)]
+            special = self.rust.num_special_tokens_to_add(len(parts) == 2)
+        kept = kept_lengths([len(part) for part in parts], length, special)
+        with parsing(self.where):
+            for part, n in zip(parts, kept, strict=True):
+                part.truncate(n, direction=side)
+            return _encoding(self.rust.post_process(parts[0], parts[1] if len(parts) == 2 else None))
+
+    def decode(self, ids: list[int], special: bool) -> str:
+        """Join ids; `special`: keep the special tokens."""
+        with parsing(self.where):
+            text = str(self.rust.decode(ids, skip_special_tokens=not special))
+        text = text.replace(self.word_end, " ").strip() if self.word_end else text
+        return clean_spaces(text) if self.clean else text
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, or None."""
+        return self.rust.token_to_id(token)
+
+    def label(self, number: int) -> str | None:
+        """The token of an id as people read it: spaces and bytes decoded; or None."""
+        token = self.rust.id_to_token(number)
+        if token is None or number in self.added:
+            return token
+        if "ByteLevel" in self._decoder_steps:
+            letters = byte_letters()
+            ends = self.word_end if self.word_end and token.endswith(self.word_end) else ""
+            token = token.removesuffix(ends)
+            known = all(letter in letters for letter in token)
+            text = bytes(letters[letter] for letter in token).decode(errors="backslashreplace") if known else token
+            text += " " if ends else ""
+        elif "ByteFallback" in self._decoder_steps and (byte := BYTE.fullmatch(token)):
+            text = bytes([int(byte[1], 16)]).decode(errors="backslashreplace")
+        else:
+            text = token.replace("▁", " ") if "▁" in self._decoder_steps else token
+        return unicodedata.normalize("NFC", text)  # letters of Hangul that a lower-casing vocabulary took apart
+
+    @cached_property
+    def _decoder_steps(self) -> frozenset[str]:
+        """Types of the decoder's steps, and "▁" where one of them turns that sign into a space."""
+        decoder = self.rust.decoder
+        text = decoder.__getstate__().decode() if decoder is not None else "{}"
+        state: dict[str, Any] = json.loads(text)
+        steps = state.get("decoders", [state])
+        return frozenset(str(step.get("type")) for step in steps) | (frozenset("▁") if "▁" in text else frozenset())
+
+    def files(self) -> dict[str, bytes]:
+        """The vocabulary as files: name → content."""
+        with parsing(self.where):
+            return {"tokenizer.json": self.rust.to_str(pretty=True).encode()}
+
+
+def texts_of(item: Item) -> tuple[str, ...]:
+    """The one or two texts."""
+    return (item,) if isinstance(item, str) else item
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as one visible letter (Radford et al. 2019): letter → byte."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+def clean_spaces(text: str) -> str:
+    """Close up the spaces that a word-by-word vocabulary leaves before punctuation and English endings.
+
+    >>> clean_spaces("he did n't , really .")
+    "he didn't, really."
+    """
+    for ending in (" .", " ?", " !", " ,"):
+        text = text.replace(ending, ending[1:])
+    text = text.replace(" ' ", "'")
+    for ending in (" n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(ending, ending[1:])
+    return text
+
+
+def kept_lengths(sizes: list[int], length: int, special: int) -> list[int]:
+    """How many tokens of one text, or of each of two, are kept; the longer text is truncated first.
+
+    >>> kept_lengths([3, 9], 8, special=0), kept_lengths([9, 9], 9, special=2), kept_lengths([2, 2], 8, special=3)
+    ([3, 5], [3, 4], [2, 2])
+    """
+    space = length - special
+    if space < 0:
+        raise ValueError(f"length {length} leaves no room: the special tokens alone are {special}")
+    if sum(sizes) <= space:
+        return sizes
+    if len(sizes) == 1:
+        return [space]
+    short = min(sizes)
+    short, long = (short, space - short) if 2 * short <= space else (space // 2, space - space // 2)
+    return [short, long] if sizes[0] <= sizes[1] else [long, short]
+
+
+def _encoding(rust: RustEncoding) -> Encoding:
+    spans = [None if special else span for special, span in zip(rust.special_tokens_mask, rust.offsets, strict=True)]
+    return Encoding(list(rust.ids), list(rust.type_ids), spans)
