@@ -90,8 +90,8 @@ def ranked(call: Call) -> tuple[str, ...]:
         if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
             dense = call.mask is None or _cells(call) <= MOST_DENSE
             return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
-        # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do (Swin's bias in training) is
-        # plain products of small matrices: tile by tile they would be bound by launches.
+        # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do, as Swin's bias in
+        # training, is a product of small matrices, which would be bound by launches if it were done tile by tile.
         if call.sizes[2] * call.sizes[3] <= SMALL:
             if prod(call.sizes) <= FEW_CELLS:
                 return ("sdpa", "reference", "tiled", "sparse", "flex")
