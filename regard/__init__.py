@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard import backends, masks, nn, positions, testing
+    from regard import backends, edits, masks, nn, positions, testing
     from regard.costs import cost
+    from regard.edits.editing import edit
     from regard.lens.capture import open
     from regard.lens.look import look
     from regard.lens.validity import check
@@ -39,6 +40,8 @@ _HOME = {
     "build": "regard.models.loading",
     "check": "regard.lens.validity",
     "cost": "regard.costs",
+    "edit": "regard.edits.editing",
+    "edits": "regard.edits",
     "figures": "regard.viz.figures",
     "load": "regard.models.loading",
     "look": "regard.lens.look",
@@ -64,6 +67,8 @@ __all__ = [
     "build",
     "check",
     "cost",
+    "edit",
+    "edits",
     "figures",
     "load",
     "look",

@@ -465,7 +465,7 @@ INTERCEPTORS: set[CodeType] = set()
 
 def calling_frame() -> FrameType | None:
     """The frame that called the tap that calls this, without interceptors in between."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code in INTERCEPTORS:
         frame = frame.f_back
     return frame

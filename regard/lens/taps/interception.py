@@ -168,7 +168,11 @@ class Interceptor:
             intercepted.first_key = link.first
             intercepted.first_query = before if intercepted.kind == "cross" else link.first + link.known
             self._queries[path] = before + intercepted.sizes[2]
-        return self.on_call(intercepted)
+        HERE.quiet += 1  # what computes another output is ours, and is not reported
+        try:
+            return self.on_call(intercepted)
+        finally:
+            HERE.quiet -= 1
 
     def on_kernel(self, caller: Caller, source: Source, call: Call, output: Tensor) -> tuple[Call, Tensor] | None:
         """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
@@ -313,7 +317,8 @@ class SdpaInterception:
             callers,
             lambda: ObservedCall(source="sdpa", kernel=kernel.kernel, call=reported, lse=lse, output=output.detach()),
         )
-        return output.reshape(out.shape)
+        result: Tensor = output.reshape(out.shape)
+        return result
 
 
 class ProductInterception:
@@ -328,11 +333,7 @@ class ProductInterception:
         out: Tensor = self.kernel.call_boxed(keyset, left, right)
         confirmed, _PRODUCTS.confirmed = _PRODUCTS.confirmed, []
         for interceptor, observed in confirmed:
-            HERE.inside += 1  # what computes another output is ours
-            try:
-                changed = interceptor.on_product(observed, left, right, out)
-            finally:
-                HERE.inside -= 1
+            changed = interceptor.on_product(observed, left, right, out)
             out = out if changed is None else changed
         return out
 

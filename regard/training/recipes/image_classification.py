@@ -106,8 +106,8 @@ class ImageClassification(Recipe):
         (batch, _, height, width), shift, cutout = images.shape, self.shift, self.cutout
         draws = torch.from_numpy(np.stack([random.random(5) for random in rng]))  # (B, 5) in [0, 1)
         mirrored = (draws[:, :1] < 0.5) & self.flip
-        down, right = (draws[:, 1:3] * (2 * shift + 1)).long().sub(shift).split(1, -1)  # (B, 1) each, −shift … shift
-        top, left = (draws[:, 3:5] * torch.tensor([height, width])).long().sub(cutout // 2).split(1, -1)
+        down, right = (draws[:, 1:3] * (2 * shift + 1)).long().sub(shift).chunk(2, -1)  # (B, 1) each, −shift … shift
+        top, left = (draws[:, 3:5] * torch.tensor([height, width])).long().sub(cutout // 2).chunk(2, -1)
         # Where each row and column comes from, and which are black.
         y, x = torch.arange(height).expand(batch, -1), torch.arange(width).expand(batch, -1)
         square = ((y >= top) & (y < top + cutout))[:, :, None] & ((x >= left) & (x < left + cutout))[:, None]
@@ -115,8 +115,8 @@ class ImageClassification(Recipe):
         inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[:, None]
         x = torch.where(mirrored, width - 1 - x, x)
         y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-        moved = images[torch.arange(batch)[:, None, None], :, y[:, :, None], x[:, None]].movedim(-1, 1)
-        return moved * (inside & ~square)[:, None]
+        moved: Tensor = images[torch.arange(batch)[:, None, None], :, y[:, :, None], x[:, None]].movedim(-1, 1)
+        return moved.mul_((inside & ~square)[:, None])
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Over the images."""

@@ -1,0 +1,558 @@
+"""`edit`: run a model with its attention changed, on its own fused kernels.
+
+A fused output stays as it is but for the rows that an edit touches. Those are computed again, a chunk at a time, with
+the edges hidden or q, k and v replaced: O(N) memory, and no subtraction that would cancel where a weight is near 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from regard.backends.call import Call
+from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, Positions, ZeroValues
+from regard.lens.capture import Capture
+from regard.lens.doctor import merge_paths
+from regard.lens.measures.weights import sources
+from regard.lens.taps.calls import original_path
+from regard.lens.taps.interception import InterceptedCall, Interceptor
+from regard.masks import Mask
+from regard.masks.mask import Bounds, TileGrid
+from regard.masks.rules import IndexRule
+
+__all__ = ["AppliedEdit", "EditContext", "edit"]
+
+CELLS = 1 << 24  # scores that are computed at once
+
+
+@dataclass
+class AppliedEdit:
+    """What one edit has changed so far.
+
+    calls: attention calls (or calls of a module) that it changed.
+    rows: (batch row, head, query) whose output it changed; for `add`, positions.
+    edges: (batch row, head, query, key) that were visible and knocked out.
+    """
+
+    edit: Edit
+    calls: int = 0
+    rows: int = 0
+    _edges: list[Tensor] = field(default_factory=list, repr=False)  # counted on the device, added up when asked for
+
+    @property
+    def edges(self) -> int:
+        """See above."""
+        if len(self._edges) > 1:
+            self._edges = [torch.stack(self._edges).sum()]
+        return int(self._edges[0]) if self._edges else 0
+
+
+def edit(model: nn.Module, *edits: Edit | Edits) -> EditContext:
+    """Run a model with its attention edited inside the block.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 8)
+    >>> with regard.edit(layer, regard.edits.knock_out(layer=0, head=1, queries=4, keys=2)) as editing:
+    ...     changed = layer(x)
+    >>> editing.applied[0].rows, [bool((changed[0, i] != layer(x)[0, i]).any()) for i in range(5)]
+    (1, [False, False, False, False, True])
+
+    Whatever `regard.watch` sees can be edited: SDPA, FlexAttention, nn.MultiheadAttention, Hugging Face's models,
+    regard's own, and softmaxes written by hand. Kernels stay as they are; gradients pass through the edit. In a
+    generation with a cache, positions count from the beginning of the text. Watched at the same time, the model shows
+    the edited weights.
+
+    Args:
+        model: any nn.Module that is not compiled.
+        *edits: of `regard.edits`, applied together.
+
+    Returns:
+        A context manager; it gives an `EditContext`, whose `applied` counts what each edit has changed.
+
+    Raises:
+        TypeError: not a module, or not an edit.
+        ValueError: no edit is given, a module path does not exist, or the model is compiled.
+        LookupError: at the end of the block, if an edit has changed nothing, with the reason.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"edit takes a torch.nn.Module, got {type(model).__name__}")
+    wrong = [type(e).__name__ for e in edits if not isinstance(e, (Edit, Edits))]
+    if wrong:
+        raise TypeError(f"edits come from regard.edits, such as knock_out(…); got {wrong[0]}")
+    flat = tuple(single for e in edits for single in e)
+    if not flat:
+        raise ValueError("no edit was given; regard.edits has knock_out, ablate, zero_values, patch and add")
+    paths = {original_path(name) for name, _ in model.named_modules()}
+    for single in flat:
+        path = single.path if isinstance(single, Add) else getattr(single, "layer", None)
+        if isinstance(path, str) and path not in paths:
+            near = [name for name in paths if path and (name.endswith(path) or (name and path.endswith(name)))]
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{single!r}: the model has no module {path!r}{hint}")
+    return EditContext(model, flat)
+
+
+class EditContext:
+    """What `edit` returns: enter it with `with`.
+
+    Attributes:
+        edits: the edits, one by one.
+        applied: for each of them, what it has changed so far.
+        names: module paths of the attention calls that ran, in the order of first calls.
+    """
+
+    def __init__(self, model: nn.Module, edits: tuple[Edit, ...]) -> None:
+        self.model, self.edits = model, edits
+        self.applied = [AppliedEdit(single) for single in edits]
+        self._interceptor = Interceptor(model, self._on_call)
+        self._hooks: list[RemovableHandle] = []
+        self._problems: dict[int, str] = {}  # edit → why a call that it meant could not be changed
+        self._lengths: dict[int, int] = {}  # edit → positions that its calls had
+
+    @property
+    def names(self) -> list[str]:
+        """Module paths of the attention calls that ran."""
+        return self._interceptor.names
+
+    def __enter__(self) -> EditContext:
+        self._interceptor.__enter__()
+        modules = {original_path(name): module for name, module in self.model.named_modules()}
+        for applied in self.applied:
+            if isinstance(applied.edit, Add):
+                hook = _adding(applied.edit, applied)
+                self._hooks.append(modules[applied.edit.path].register_forward_hook(hook))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
+    ) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._interceptor.__exit__(kind, problem, where)
+        if kind is None:
+            for number, applied in enumerate(self.applied):
+                if not applied.rows or (isinstance(applied.edit, KnockOut) and not applied.edges):
+                    raise LookupError(self._why_nothing(number, applied))
+
+    def _why_nothing(self, number: int, applied: AppliedEdit) -> str:
+        single, names, reasons = applied.edit, self._interceptor.names, self._interceptor.reasons
+        start = f"{single!r} changed nothing: "
+        if number in self._problems:
+            return start + self._problems[number]
+        if isinstance(single, Add):
+            return start + f"the module {single.path!r} did not run, or none of these positions were there"
+        layer = getattr(single, "layer", None)
+        meant = [layer] if isinstance(layer, str) else names if layer is None else names[layer:][:1]
+        for path in meant:
+            if path in reasons:
+                return start + f"the attention of {path!r} was seen, but cannot be edited: {reasons[path]}"
+        if not names:
+            return start + "no attention of the model ran inside the block"
+        if not applied.calls and number not in self._lengths:
+            return (
+                start + f"no attention ran there; the layers that ran are {merge_paths(names)}, 0 to {len(names) - 1}"
+            )
+        if isinstance(single, KnockOut) and applied.rows:
+            return start + "the mask hides these edges already"
+        return start + f"no call had these positions; the calls had {self._lengths.get(number, 0)} positions"
+
+    def _on_call(self, intercepted: InterceptedCall) -> tuple[Call | None, Tensor] | None:
+        mine = [
+            (number, applied)
+            for number, applied in enumerate(self.applied)
+            if not isinstance(applied.edit, Add) and _means(applied.edit, intercepted)
+        ]
+        if not mine:
+            return None
+        heads = intercepted.sizes[1]
+        for number, applied in mine:
+            largest = max(_head_list(applied.edit, heads))
+            if largest >= heads:
+                raise IndexError(f"{applied.edit!r}: {intercepted.path!r} has {heads} heads, 0 to {heads - 1}")
+            self._lengths[number] = max(self._lengths.get(number, 0), intercepted.first_key + intercepted.sizes[3])
+        if intercepted.call is not None and intercepted.call.dropout:
+            raise ValueError(
+                f"{intercepted.path!r} runs with dropout {intercepted.call.dropout}, which an edit cannot repeat: call "
+                "model.eval() first"
+            )
+        return apply(intercepted, [applied for _, applied in mine])
+
+
+def _means(single: Edit, intercepted: InterceptedCall) -> bool:
+    layer = getattr(single, "layer", None)
+    return layer is None or layer in (intercepted.number, intercepted.path)
+
+
+def _head_list(single: Edit, heads: int) -> list[int]:
+    head = getattr(single, "head", None)
+    return list(range(heads)) if head is None else [head] if isinstance(head, int) else list(head)
+
+
+def _places(positions: Positions, first: int, count: int, total: int, device: torch.device) -> Tensor:
+    """Which of the `count` places that begin at position `first` are meant, as indices from 0.
+
+    total: positions that there are so far; negative positions and slices count from it.
+    """
+    if positions is None:
+        return torch.arange(count, device=device)
+    if isinstance(positions, slice):
+        wanted = list(range(total)[positions])
+    else:
+        listed = (positions,) if isinstance(positions, int) else positions
+        wanted = [at + total if at < 0 else at for at in listed]
+    inside = sorted({at - first for at in wanted if first <= at < first + count})
+    return torch.tensor(inside, dtype=torch.long, device=device)
+
+
+Knocked = tuple[AppliedEdit, KnockOut, Tensor, Tensor]
+"""An edit, with the rows and columns of a call that it means."""
+
+
+def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Call | None, Tensor] | None:
+    """The call and its output after these edits: first q, k and v, then weights, then outputs. None if none hits it."""
+    output, (_, heads, nq, nk) = intercepted.output, intercepted.sizes
+    device = output.device
+    first_query, first_key = intercepted.first_query, intercepted.first_key
+    total = max(first_key + nk, first_query + nq)
+
+    def queries_of(positions: Positions) -> Tensor:
+        return _places(positions, first_query, nq, total if intercepted.kind == "self" else first_query + nq, device)
+
+    def keys_of(positions: Positions) -> Tensor:
+        return _places(positions, first_key, nk, first_key + nk, device)
+
+    # 1. What changes the weights or what they are applied to, by head.
+    parts = _Parts(intercepted)
+    whole = torch.zeros(heads, dtype=torch.bool, device=device)  # heads of which every row changes
+    knocked: list[Knocked] = []
+    for applied in mine:
+        single, chosen = applied.edit, _head_list(applied.edit, heads)
+        if isinstance(single, KnockOut):
+            rows, columns = queries_of(single.queries), keys_of(single.keys)
+            if single.edges is not None:
+                single.edges.fit(*intercepted.sizes)
+            if len(rows) and len(columns):
+                knocked.append((applied, single, rows, columns))
+        elif isinstance(single, ZeroValues):
+            columns = keys_of(single.keys)
+            if len(columns):
+                parts.values[:, chosen] = parts.values[:, chosen].index_fill(2, columns, 0.0)
+                whole[chosen] = True
+                _count(applied, intercepted.sizes[0] * len(chosen) * nq)
+        elif isinstance(single, Patch) and single.part != "output":
+            at = keys_of(single.positions) if single.part in "kv" else queries_of(single.positions)
+            if len(at):
+                parts.put(single, chosen, at)
+                whole[chosen] = True
+                _count(applied, intercepted.sizes[0] * len(chosen) * nq)
+    call, changed = intercepted.call, False
+    if knocked or bool(whole.any()):
+        output, changed = _recompute(intercepted, parts, whole, knocked), True
+        if call is not None:
+            hidden = [
+                _Edges(single, tuple(rows.tolist()), tuple(columns.tolist()))
+                for _, single, rows, columns in knocked
+                if single.renormalise
+            ]
+            mask = call.mask
+            for edges in hidden:
+                mask = ~edges if mask is None else mask & ~edges
+            call = replace(call, mask=mask, **parts.shared())
+    # 2. Outputs.
+    for applied in mine:
+        single, chosen = applied.edit, _head_list(applied.edit, heads)
+        if isinstance(single, Ablate) or (isinstance(single, Patch) and single.part == "output"):
+            at = queries_of(single.queries if isinstance(single, Ablate) else single.positions)
+            if len(at):
+                new = _replacement(single, intercepted, output, chosen, at)
+                if not changed:
+                    output, changed = output.clone(), True
+                output[:, torch.tensor(chosen, device=device)[:, None], at] = new.to(output.dtype)
+                _count(applied, intercepted.sizes[0] * len(chosen) * len(at))
+    return (call, output) if changed else None
+
+
+def _count(applied: AppliedEdit, rows: int) -> None:
+    applied.calls += 1
+    applied.rows += rows
+
+
+class _Parts:
+    """q, k and v of a call for each query head, (B, H, N, D): heads that share a key head may differ after an edit."""
+
+    def __init__(self, intercepted: InterceptedCall) -> None:
+        self.intercepted, call = intercepted, intercepted.call
+        self.changed: dict[str, Tensor] = {}
+        self.original: dict[str, Tensor | None] = {
+            "q": None if call is None else call.q,
+            "k": None if call is None else call.k,
+            "v": intercepted.values if call is None else call.v,
+        }
+
+    def of(self, part: str) -> Tensor:
+        """q, k or v by query head, as edited so far."""
+        if part in self.changed:
+            return self.changed[part]
+        x = self.original[part]
+        if x is None:
+            raise ValueError(
+                f"the attention of {self.intercepted.path!r} is a softmax written by hand: its {part} cannot be patched"
+            )
+        return x.repeat_interleave(self.intercepted.sizes[1] // x.shape[1], 1)
+
+    @property
+    def values(self) -> Tensor:
+        """v by query head, as a copy that may be written to."""
+        return self.changed.setdefault("v", self.of("v").clone())
+
+    def put(self, single: Patch, chosen: list[int], at: Tensor) -> None:
+        """Put another run's q, k or v into heads, at these positions of the call."""
+        x = self.of(single.part).clone()
+        index = torch.tensor(chosen, device=x.device)
+        first = self.intercepted.first_query if single.part == "q" else self.intercepted.first_key
+        new = _from_source(single.source, single.part, self.intercepted, index, at + first, x.shape)
+        x[:, index[:, None], at] = new.to(x.dtype)
+        self.changed[single.part] = x
+
+    def shared(self) -> dict[str, Any]:
+        """What replaces q, k and v in the call that is reported."""
+        if not self.changed:
+            return {}
+        return {name: self.of(name) for name in "qkv"}
+
+
+def _from_source(
+    source: Tensor | Capture | None,
+    part: str,
+    intercepted: InterceptedCall,
+    heads: Tensor,
+    positions: Tensor,
+    shape: Sequence[int],
+) -> Tensor:
+    """A part of another run for heads and positions, (B or 1, heads, positions, D)."""
+    device = heads.device
+    if isinstance(source, Tensor):
+        wide = source.to(device)
+        wide = wide[(None,) * (4 - wide.ndim)]
+        total = int(positions.max()) + 1
+        if wide.shape[2] not in (1, len(positions)) and wide.shape[2] < total:
+            raise ValueError(f"source has {wide.shape[2]} positions, but position {total - 1} is to be replaced")
+        if wide.shape[1] not in (1, len(heads), shape[1]) or wide.shape[-1] not in (1, shape[-1]):
+            raise ValueError(
+                f"source must broadcast to (batch, heads, positions, {shape[-1]}), got {tuple(source.shape)}"
+            )
+        wide = wide[:, heads] if wide.shape[1] == shape[1] else wide
+        return wide[:, :, positions] if wide.shape[2] not in (1, len(positions)) else wide
+    assert isinstance(source, Capture)
+    view = source[intercepted.path]
+    if part == "output":
+        x = view.output
+    elif part == "v":
+        x = view.values
+    else:
+        computed = [s for s in ([] if view.weights is None else sources(view.weights)) if hasattr(s, "call")]
+        if len(computed) != 1:
+            raise ValueError(f"the source has no {part} of {intercepted.path!r}; watch it with keep='qk'")
+        x = getattr(computed[0].call, part)
+    x = torch.as_tensor(x, device=device)
+    x = x.repeat_interleave(shape[1] // x.shape[1], 1)
+    if int(positions.max()) >= x.shape[2] or x.shape[0] not in (1, shape[0]):
+        raise ValueError(
+            f"the source has {x.shape[0]} batch rows and {x.shape[2]} positions in {intercepted.path!r}; this run has "
+            f"{shape[0]} and needs position {int(positions.max())}"
+        )
+    return x[:, heads[:, None], positions]
+
+
+def _replacement(
+    single: Ablate | Patch, intercepted: InterceptedCall, output: Tensor, chosen: list[int], at: Tensor
+) -> Tensor:
+    """The new output of heads and queries, (B or 1, heads, queries, Dv)."""
+    index = torch.tensor(chosen, device=output.device)
+    source = single.by if isinstance(single, Ablate) else single.source
+    if isinstance(source, str):
+        if source == "zero":
+            return output.new_zeros(1, 1, 1, 1)
+        return output[:, index].mean(2, keepdim=True)
+    return _from_source(source, "output", intercepted, index, at + intercepted.first_query, output.shape)
+
+
+def _recompute(
+    intercepted: InterceptedCall,
+    parts: _Parts,
+    whole: Tensor,
+    knocked: Sequence[Knocked],
+) -> Tensor:
+    """The output with the rows that changed computed again, in chunks of queries."""
+    output, (batch, heads, nq, nk) = intercepted.output, intercepted.sizes
+    device = output.device
+    # 1. Which heads and rows.
+    touched = whole.clone()
+    rows = torch.zeros(nq, dtype=torch.bool, device=device)
+    for applied, single, at, _ in knocked:
+        chosen = _head_list(single, heads)
+        touched[chosen] = True
+        rows[at] = True
+        _count(applied, batch * len(chosen) * len(at))
+    if bool(whole.any()):
+        rows[:] = True
+    index, queries = touched.nonzero().view(-1), rows.nonzero().view(-1)
+    weights_of = _weights(intercepted, parts, index)
+    values = parts.of("v")[:, index]
+    # 2. A chunk of rows at a time.
+    new, replaced = [], []
+    for part in torch.split(queries, max(1, CELLS // max(1, batch * len(index) * nk))):
+        kept = torch.ones(batch, len(index), len(part), nk, dtype=torch.bool, device=device)
+        faded = torch.ones_like(kept)  # edges whose weight is taken away without the others growing
+        for applied, single, at, columns in knocked:
+            meant = torch.tensor(_head_list(single, heads), device=device)
+            edge = (
+                torch.isin(index, meant)[:, None, None]
+                & torch.isin(part, at)[:, None]
+                & torch.isin(torch.arange(nk, device=device), columns)
+            )  # (heads, rows, Nk)
+            if single.edges is not None:
+                see = single.edges.bind(nq, nk, device, torch.float32)
+                b, j = torch.arange(batch, device=device), torch.arange(nk, device=device)
+                cells = see(b.view(-1, 1, 1, 1), index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j.view(1, 1, 1, -1))
+                edge = edge & cells
+            (kept if single.renormalise else faded).logical_and_(~edge)
+            applied._edges.append((edge & weights_of(part, None)[1]).sum())
+        p, visible = weights_of(part, kept)
+        p = p * faded
+        changed = (visible & ~(kept & faded)).any(-1) | whole[index][:, None]  # (B, heads, rows)
+        # As a model multiplies that makes its weights by hand, or in the precision of the scores.
+        new.append(p.to(values.dtype) @ values if intercepted.call is None else p @ values.to(p.dtype))
+        replaced.append(changed)
+    # 3. Into the fused output. A row that lost nothing keeps its bits.
+    place = (slice(None), index[:, None], queries)
+    old = output[place]
+    output = output.clone()
+    output[place] = torch.where(torch.cat(replaced, 2).unsqueeze(-1), torch.cat(new, 2).to(output.dtype), old)
+    return output
+
+
+WeightsOfRows = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def _weights(intercepted: InterceptedCall, parts: _Parts, index: Tensor) -> WeightsOfRows:
+    """A function of rows and of which edges are kept (all if None): their weights, and which edges were visible."""
+    _, _, nq, nk = intercepted.sizes
+    call = intercepted.call
+    if call is None:
+        applied, scores = intercepted.weights, intercepted.scores
+        assert applied is not None
+
+        def stored(rows: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+            p = applied[:, index[:, None], rows]
+            visible = p > 0 if scores is None else scores[:, index[:, None], rows, :nk] > torch.finfo(scores.dtype).min
+            if kept is None:
+                return p, visible
+            if scores is None or (torch.is_grad_enabled() and p.requires_grad):
+                left = p * kept
+                lost = (p * ~kept).sum(-1, keepdim=True)
+                rest = left.sum(-1, keepdim=True) if scores is None or scores.shape[-1] == nk else 1 - lost
+                return left / torch.where(rest == 0, 1.0, rest), visible
+            s = scores[:, index[:, None], rows].to(torch.promote_types(scores.dtype, torch.float32))
+            s[..., :nk] = s[..., :nk].masked_fill(~kept, -inf)
+            return _softmax(s)[..., :nk], visible
+
+        return stored
+
+    q, k = (parts.of(name)[:, index].to(call.wide) for name in "qk")
+    b = torch.arange(call.sizes[0], device=call.device).view(-1, 1, 1, 1)
+    j = torch.arange(nk, device=call.device).view(1, 1, 1, -1)
+    see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
+    bias = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
+
+    def computed(rows: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        at = (b, index.view(1, -1, 1, 1), rows.view(1, 1, -1, 1), j)
+        shape = (call.sizes[0], len(index), len(rows), nk)
+        visible = torch.ones(shape, dtype=torch.bool, device=call.device)
+        if see is not None:
+            visible = visible & see(*at)
+        if kept is None:  # only what is visible is asked for
+            return visible, visible
+        with torch.autocast(call.device.type, enabled=False):
+            s = (q[:, :, rows] @ k.mT) * call.scale
+            if call.softcap is not None:
+                s = call.softcap * torch.tanh(s / call.softcap)
+            if bias is not None:
+                s = s + bias(*at)
+            s = s.masked_fill(~(visible & kept), -inf)
+            if call.sinks is not None:
+                column = call.sinks.to(s.dtype)[index].view(1, -1, 1, 1).expand(*shape[:3], 1)
+                s = torch.cat([s, column], -1)
+            return _softmax(s)[..., :nk], visible
+
+    return computed
+
+
+def _softmax(s: Tensor) -> Tensor:
+    """softmax over the last axis, 0 for a row that sees nothing."""
+    nothing = (s == -inf).all(-1, keepdim=True)
+    return torch.where(nothing, 0.0, torch.where(nothing, 0.0, s).softmax(-1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Edges(Mask):
+    """True at the edges that an edit knocks out of one call, by its own numbers of rows and columns."""
+
+    edit: KnockOut
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def varies(self) -> tuple[int, int]:
+        """Over heads if the edit names some; what they are is compared by number."""
+        return (1, 1) if self.edit.edges is None else self.edit.edges.leading
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j)."""
+        row, column = torch.zeros(nq, dtype=torch.bool, device=device), torch.zeros(nk, dtype=torch.bool, device=device)
+        row[list(self.rows)] = True
+        column[list(self.columns)] = True
+        heads = None if self.edit.head is None else torch.tensor(_head_list(self.edit, 0), device=device)
+        see = None if self.edit.edges is None else self.edit.edges.bind(nq, nk, device, dtype)
+
+        def edge(b: Any, h: Any, i: Any, j: Any) -> Any:
+            cells = row[i] & column[j]
+            if heads is not None:
+                cells = cells & torch.isin(h, heads)
+            return cells if see is None else cells & see(b, h, i, j)
+
+        return edge
+
+    def bounds(self, grid: TileGrid) -> Bounds:
+        """Maybe anywhere, nowhere for certain."""
+        (i0, _), (j0, _) = grid.rows(grid.i), grid.cols(grid.j)
+        some = (i0 >= 0) & (j0 >= 0)
+        return some, ~some
+
+    def __repr__(self) -> str:
+        return repr(self.edit)
+
+
+def _adding(single: Add, applied: AppliedEdit) -> Callable[[nn.Module, Any, Any], Any]:
+    """A forward hook that adds a vector to a module's output."""
+
+    def hook(module: nn.Module, arguments: Any, out: Any) -> Any:
+        hidden = out if isinstance(out, Tensor) else out[0]
+        assert single.vector is not None
+        vector = single.vector.to(hidden.device, hidden.dtype) * single.scale
+        at = _places(single.positions, 0, hidden.shape[-2], hidden.shape[-2], hidden.device)
+        if not len(at):
+            return out
+        steered = hidden.clone()
+        steered[..., at, :] = steered[..., at, :] + vector
+        _count(applied, hidden[..., 0].numel() // hidden.shape[-2] * len(at))
+        return steered if isinstance(out, Tensor) else (steered, *out[1:])
+
+    return hook
