@@ -106,7 +106,7 @@ def measure(
             not count.
         received: (B, H, Nk) column sums of the weights, for "delimiter".
     """
-    layout = _Positions(weights, place, kind)
+    layout = Positions(weights, place, kind)
     looks: dict[str, tuple[KeyWeights, ...]] = {"first": (layout.look(layout.first()),)}
     if kind == "self":
         back2, back, own, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
@@ -178,7 +178,7 @@ class KeyWeights(NamedTuple):
     at_first: Tensor
 
 
-class _Positions:
+class Positions:
     """Where the queries of one call stand among its keys, and which of either are padding."""
 
     def __init__(self, weights: Weights, place: KnownVisibility | MaskSummary, kind: str) -> None:
@@ -217,7 +217,7 @@ class _Positions:
         return _mean_over(sum(parts[1:], parts[0]), self.real)
 
 
-def _by_token(layout: _Positions, ids: Tensor) -> dict[str, tuple[KeyWeights, ...]]:
+def _by_token(layout: Positions, ids: Tensor) -> dict[str, tuple[KeyWeights, ...]]:
     if layout.nk == 0:
         nothing = (layout.look(layout.first()),)
         return {"same token": nothing, "induction": nothing}

@@ -168,3 +168,151 @@ def test_a_head_raises_its_alarm_once_until_it_recovers(tmp_path):
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=r"every|entropy_floor|out"):
         regard.monitor(nn.Linear(2, 2), {}, **wrong)
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), {"src": torch.randn(2, 5, 12)}
+
+
+def our_gpt2():
+    torch.manual_seed(0)
+    model = regard.build("gpt2", n_embd=16, n_head=2, n_layer=3, n_positions=16, vocab_size=32)
+    return model, {"input_ids": torch.arange(14).reshape(2, 7)}
+
+
+def padded(side: str):
+    model, batch = our_gpt2()
+    attention_mask = torch.ones(2, 7, dtype=torch.long)
+    attention_mask[1, slice(0, 3) if side == "left" else slice(4, 7)] = 0
+    return model, batch | {"attention_mask": attention_mask}
+
+
+def padded_encoder():
+    model, batch = encoder()
+    return model, batch | {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])}
+
+
+def large_logits():
+    model, batch = our_gpt2()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn" in name and parameter.ndim == 2:
+                parameter.mul_(40)
+    return model, batch
+
+
+LOOKED_AT = {
+    "GPT-2": our_gpt2,
+    "GPT-2, padding left": lambda: padded("left"),
+    "GPT-2, padding right": lambda: padded("right"),
+    "GPT-2, large logits": large_logits,
+    "nn.TransformerEncoder": encoder,
+    "nn.TransformerEncoder, padding": padded_encoder,
+    "transformers": lambda: theirs()[:2],
+    "encoder-decoder": lambda: encoder_decoder()[:2],
+}
+
+
+@pytest.mark.parametrize("tiles", [False, True], ids=["whole", "tiles"])
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_values_are_those_of_a_full_watch(name, tiles, monkeypatch):
+    model, batch = LOOKED_AT[name]()
+    model.eval()
+    if tiles:  # as for calls that are too large to compute as a whole
+        monkeypatch.setattr("regard.training.monitor.AT_ONCE", 0)
+    watching = regard.monitor(model, batch, every=1)
+    for step in (1, 2, 3):  # the first look searches for calls, later ones know where they come from
+        watching.step(step)
+    with torch.no_grad(), regard.watch(model, keep="output") as seen:
+        model(**batch)
+    for record in watching.records:
+        assert record["layers"] == seen.names
+        for number, layer in enumerate(seen.names):
+            view = seen[layer]
+            expected = {
+                "entropy": view.per_head("uniform").mean(0),
+                "first_token": view.per_head("first").mean(0),
+                "max_logit": view.max_logit.amax((0, 2)),
+                "output_norm": view.output.norm(dim=-1).mean((0, 2)),
+            }
+            for measure, values in expected.items():
+                # Records have 6 decimals; beyond, the order of sums.
+                torch.testing.assert_close(torch.tensor(record[measure][number]), values, rtol=2e-6, atol=2e-6)
+
+
+def test_a_look_leaves_nothing_installed():
+    from torch.nn.attention import flex_attention
+
+    from regard.lens.taps.calls import active_watches
+    from regard.op import observed
+
+    function, fast_path = flex_attention.flex_attention, torch.backends.mha.get_fastpath_enabled()
+    for make in (our_gpt2, encoder):
+        model, batch = make()
+        watching = regard.monitor(model, batch, every=1)
+        for step in (1, 2):
+            watching.step(step)
+        model.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            watching.step(3)
+        assert all(module.training for module in model.modules())
+        assert not observed()
+        assert not active_watches()
+        assert flex_attention.flex_attention is function
+        assert torch.backends.mha.get_fastpath_enabled() == fast_path
+        assert torch.is_grad_enabled()
+
+
+class Switch(nn.Module):
+    """Our attention, then torch's, then FlexAttention, as `way` says."""
+
+    way = "regard"
+
+    def forward(self, x):
+        from torch.nn.attention import flex_attention
+
+        functions = {
+            "regard": regard.attention,
+            "sdpa": nn.functional.scaled_dot_product_attention,
+            "flex": flex_attention.flex_attention,
+        }
+        return functions[self.way](x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_that_changes_between_looks_is_found_again():
+    model = nn.Sequential(Switch(), Switch())
+    watching = regard.monitor(model, {"input": torch.randn(1, 2, 3, 4)}, every=1)
+    for step, (way, count) in enumerate([("regard", 2), ("sdpa", 2), ("flex", 2), ("regard", 2), ("regard", 3)]):
+        if count > len(model):
+            model.append(Switch())
+            model[2].way = "sdpa"
+        for layer in model[:2]:
+            layer.way = way
+        for _ in range(2):
+            watching.step(step)
+            assert watching.records[-1]["layers"] == [str(n) for n in range(count)], way
+    assert len({json.dumps(record["entropy"][:2]) for record in watching.records}) == 1
+
+
+def test_a_look_waits_for_the_device_once():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        reads = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.reads += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+            return function(*args, **(kwargs or {}))
+
+    model, batch = our_gpt2()
+    model.eval()
+    watching = regard.monitor(model, batch, every=1)
+    watching.step(1)
+    with torch.no_grad(), Count() as alone:
+        model(**batch)
+    with Count() as counted:
+        watching.step(2)
+    assert counted.reads == alone.reads  # the one transfer, of a list, is no such read

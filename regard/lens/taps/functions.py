@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -307,8 +309,32 @@ _bound: list[tuple[Holder, str, Any, Any]] = []  # where, the name, what it was 
 _recorders: dict[Function, Function] = {}  # recorder → what it records
 
 
+class _Binding(threading.local):
+    """Whether taps that this thread installs bind names."""
+
+    on: bool = True
+
+
+_BINDING = _Binding()
+
+
+@contextmanager
+def names_left_alone() -> Iterator[None]:
+    """Taps that this thread installs meanwhile bind no names, which is most of the time that installing takes.
+
+    For a model that is known to call none of these functions.
+    """
+    before, _BINDING.on = _BINDING.on, False
+    try:
+        yield
+    finally:
+        _BINDING.on = before
+
+
 def bind(model: nn.Module) -> None:
     """Record FlexAttention and flash_attn under every name for them that is not recorded yet."""
+    if not _BINDING.on:
+        return
     targets = _targets()
     recorders = {id(original): recorder for recorder, original in _recorders.items()}
     for holder, where in _holders(model):
