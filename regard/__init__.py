@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regard import backends, masks, nn, positions, testing
     from regard.costs import cost
+    from regard.edits.survey import survey
     from regard.lens.capture import open
     from regard.lens.look import look
     from regard.lens.validity import check
@@ -50,6 +51,7 @@ _HOME = {
     "positions": "regard.positions",
     "recipes": "regard.training.recipes",
     "steps": "regard.op",
+    "survey": "regard.edits.survey",
     "testing": "regard.testing",
     "train": "regard.training.loop",
     "verify": "regard.parity.verification",
@@ -75,6 +77,7 @@ __all__ = [
     "positions",
     "recipes",
     "steps",
+    "survey",
     "testing",
     "train",
     "verify",

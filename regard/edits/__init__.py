@@ -1,0 +1,1 @@
+"""Edits of attention, what they do, and statistics of heads over a corpus."""
