@@ -49,10 +49,11 @@ def survey(options: SurveyOptions) -> int:
         values = {"done": stopped.done, "total": stopped.total}
         lost = options.say("stopped after {done:,} of {total:,} texts; with --out DIR they would be kept", **values)
         kept = options.say("stopped: {done:,} of {total:,} texts are kept; the same command goes on", **values)
-        print(f"regard: {lost if stopped.out is None else kept}", file=sys.stderr, flush=True)
+        if not dist.is_initialized() or dist.get_rank() == 0:  # of whose texts it speaks
+            print(f"regard: {lost if stopped.out is None else kept}", file=sys.stderr, flush=True)
         return INTERRUPTED
     finally:
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
     return 0
 

@@ -102,6 +102,7 @@ def survey(
         FloatingPointError: a measure is NaN or infinite.
         FileNotFoundError: there is no such file.
         FileExistsError: `out` holds another run, or files that are no run.
+        BlockingIOError: another process writes to `out`.
         SurveyInterrupted: a KeyboardInterrupt, on Ctrl-C; finished shards are in `out`.
     """
     # 1. Check the arguments and read the corpus.
@@ -441,9 +442,10 @@ def _read_corpus(texts: Any, limit: int | None) -> tuple[Sequence[Any], tuple[st
             return [text for _, text in numbered], (f"{path}, line", [number for number, _ in numbered])
         rows = read_rows(path, ("text",))[:limit]
         return [row["text"] for row in rows], (f"{path}, row", range(len(rows)))
-    if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
+    indexed = hasattr(texts, "__getitem__") and hasattr(texts, "__len__")  # a torch Dataset has no __iter__
+    if isinstance(texts, (Mapping, Tensor)) or not (indexed or isinstance(texts, Iterable)):
         raise TypeError(f"texts must be a list, a file or dicts of inputs, got {type(texts).__name__}")
-    items: Sequence[Any] = texts if hasattr(texts, "__getitem__") and hasattr(texts, "__len__") else list(texts)  # type: ignore[assignment]
+    items = texts if indexed else list(texts)
     items = items if limit is None else [items[n] for n in range(min(limit, len(items)))]
     if not len(items):
         raise ValueError("there are no texts: the list is empty")
@@ -456,6 +458,7 @@ class TextCorpus:
 
     model: TextModel | EncoderDecoder
     texts: Sequence[str]
+    lines: tuple[str, Sequence[int]]  # what to call a text in errors, with its number
     lengths: Sequence[int]  # in tokens, cut ones too
     digest: str  # of all token ids
     batch_size: int
@@ -496,7 +499,7 @@ class TextCorpus:
                     )
             lengths += [count if length is None else min(count, length) for count in counts]
             digest.update(json.dumps(counts).encode() + batch.input_ids[batch.attention_mask].numpy().tobytes())
-        return cls(model, texts, lengths, digest.hexdigest()[:16], batch_size)
+        return cls(model, texts, lines, lengths, digest.hexdigest()[:16], batch_size)
 
     def fingerprint(self) -> str:
         """Of all token ids: the same texts under another tokenizer are others."""
@@ -517,7 +520,8 @@ class TextCorpus:
                     self.model(batch.input_ids, decoder_input_ids=start)
                 else:
                     self.model(batch.input_ids)
-            names = [f"text {n}" for n in numbers]
+            where, lines = self.lines
+            names = [f"{where} {lines[n]}" for n in numbers]
             found.add([n - shard.start for n in numbers], names, _runs(seen), measures)
             bar.update(len(numbers))
         return found.survey(measures)

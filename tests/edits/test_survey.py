@@ -305,6 +305,18 @@ def test_inputs_are_run_by_the_function_that_is_given():
     assert (seen, result.texts, result.count.tolist()) == ([0, 1, 2], 3, [[3, 3]])
 
 
+def test_dataset_that_can_only_be_indexed_is_read_up_to_the_limit():
+    class Indexed(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
+            return {"input_ids": torch.tensor([[n, 1, 2]])}
+
+    assert regard.survey(Padded(), Indexed(), "entropy").texts == 5
+    assert regard.survey(Padded(), Indexed(), "entropy", limit=3).texts == 3
+
+
 def test_layer_with_fewer_heads_has_nan_where_it_has_none():
     class Uneven(nn.Module):
         def __init__(self) -> None:
