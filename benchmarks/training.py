@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.training.data import read_rows
+from regard.data.rows import read_rows
 from regard.training.loop import train
 from regard.training.tokenizers import train_bpe
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regard import backends, edits, masks, nn, positions, testing
     from regard.costs import cost
     from regard.edits.editing import edit
+    from regard.edits.survey import survey
     from regard.lens.capture import open
     from regard.lens.look import look
     from regard.lens.validity import check
@@ -52,6 +53,7 @@ _HOME = {
     "positions": "regard.positions",
     "recipes": "regard.training.recipes",
     "steps": "regard.op",
+    "survey": "regard.edits.survey",
     "testing": "regard.testing",
     "train": "regard.training.loop",
     "verify": "regard.parity.verification",
@@ -79,6 +81,7 @@ __all__ = [
     "positions",
     "recipes",
     "steps",
+    "survey",
     "testing",
     "train",
     "verify",

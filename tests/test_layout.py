@@ -28,7 +28,7 @@ PACKAGE = ROOT / "regard"
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
     {"checks", "devices", "files", "locale", "tables"},
-    {"safetensors_file", "costs", "masks", "layouts"},
+    {"run_directory", "safetensors_file", "costs", "masks", "layouts"},
     {"rotary"},
     {"positions"},
     {"backends"},
@@ -37,7 +37,7 @@ LEVELS = [
     {"viz"},
     {"growth", "data"},
     {"lens", "models", "generation", "tasks"},
-    {"parity", "training"},
+    {"edits", "parity", "training"},
     {"session"},
     {"explorer"},
     {"cli"},
@@ -69,6 +69,7 @@ PUBLIC = [
     "positions",
     "recipes",
     "steps",
+    "survey",
     "testing",
     "train",
     "verify",

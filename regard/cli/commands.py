@@ -213,6 +213,20 @@ class DiffOptions(OutputOptions):
     tolerance: float = option("Ignore differences up to X.", "X", 0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SurveyOptions(LoadingOptions):
+    """Options of `regard survey`."""
+
+    texts: Path = argument("FILE", "Texts: .txt (one per line), or .tsv, .csv, .jsonl (column text).")
+    model: str | None = option("Model; for texts the default is all-MiniLM-L6-v2.", "DIR|ID", None)
+    measure: tuple[str, ...] = option("Measure or pattern; repeatable. Default: induction.", "NAME", ())
+    out: Path | None = option("Directory that keeps what is done. The same command goes on.", "DIR", None)
+    batch: int = option("Texts that run together at most.", "N", 16)
+    limit: int | None = option("Only the first N texts.", "N", None)
+    length: int | None = option("Cut longer texts to N tokens.", "N", None)
+    top: int = option("Number of heads in a table.", "K", 10)
+
+
 # ----------------------------------------------------------------------------------------------------------- the tasks
 
 
@@ -430,6 +444,17 @@ COMMANDS = (
         "Compare two captures.",
         "Compare two captures: masks, kernels and the measures of every head.",
         "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
+    ),
+    command(
+        "survey", "survey", SurveyOptions,
+        "Measure every head over a corpus.",
+        "Measure every head on every text of a corpus: the mean over texts, its 95 % confidence interval, and how many "
+        "texts count.",
+        "NAME: entropy, effective, max_logit, lse, own, previous, next, first, neighbours, uniform, delimiter, same "
+        "token, induction, or output (the mean output of each head, written to DIR).",
+        "On several processes: torchrun --nproc-per-node 2 -m regard survey …. The sums are the same on any number of "
+        "them.",
+        "Exit code: 0, or 130 if it was stopped by Ctrl-C.",
     ),
     command(
         "generate", "tasks", GenerateOptions,

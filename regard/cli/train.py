@@ -118,8 +118,8 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
     """
     import torch
 
+    from regard.data.rows import read_documents, read_rows
     from regard.models.loading import build, load
-    from regard.training.data import read_documents, read_rows
     from regard.training.tokenizers import train_bpe
 
     path = Path(options.model)

@@ -20,11 +20,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from regard.files import atomic_file, exclusive, read_json
+from regard.data.rows import fingerprint
+from regard.files import atomic_file
 from regard.models.model import Model
+from regard.run_directory import opened_run
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
-from regard.training.data import fingerprint
 from regard.training.monitor import MONITOR_LOG, TENSORBOARD, import_tensorboard, monitor
 from regard.training.order import row_generator, row_numbers, step_seed
 from regard.training.parallel import Processes, full_model, wrap
@@ -33,7 +34,7 @@ from regard.training.recipes.recipe import Batch, Recipe
 
 __all__ = ["TrainResult", "train"]
 
-RUN, LOG, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "checkpoints", "model"
+LOG, CHECKPOINTS, MODEL = "log.jsonl", "checkpoints", "model"
 
 
 @dataclass(frozen=True)
@@ -416,47 +417,6 @@ def run_identity(model: Model, recipe: Recipe, data: Any, config: TrainConfig) -
     }
     identity = {"recipe": recipe.name, **described, "data": fingerprint(data), **options, "model": shape}
     return json.loads(json.dumps(identity, default=str))  # type: ignore[no-any-return]
-
-
-@contextmanager
-def opened_run(out: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Begin a run in a directory, or take up the one that is there, and hold its lock.
-
-    Raises FileExistsError if it holds another run or no run, NotADirectoryError if it is a file, BlockingIOError if
-    another process trains there.
-    """
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file; name a directory for the run")
-    out.mkdir(parents=True, exist_ok=True)
-    with exclusive(out):
-        check_run(out, identity)
-        yield
-
-
-def check_run(out: Path, identity: dict[str, Any]) -> None:
-    """Write what the run is, or compare it with what is written there."""
-    if not (out / RUN).is_file():
-        if any(not entry.name.startswith(f".{RUN}.") for entry in out.iterdir()):  # those are of a killed write
-            raise FileExistsError(f"{out} is not empty and holds no run ({RUN} is missing); name another directory")
-        with atomic_file(out / RUN, "the run") as file:
-            file.write(json.dumps(identity, indent=1).encode())
-        return
-    stored = read_json(out / RUN)
-    if not isinstance(stored, dict):
-        raise FileExistsError(f"{out / RUN} is damaged; name another directory")
-    changed = [key for key in {**stored, **identity} if stored.get(key) != identity.get(key)]
-    if changed:
-        values = "; ".join(
-            f"{key}: {_short(stored.get(key))} there, {_short(identity.get(key))} now" for key in changed
-        )
-        raise FileExistsError(
-            f"{out} holds another run ({values}). Name another directory, or the same options to resume"
-        )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else text[:200] + " …"
 
 
 def cut_log(path: Path, step: int) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.rows import read_rows
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import read_rows
 from regard.training.metrics import accuracy, macro_f1
 from regard.training.recipes.recipe import Batch, Recipe, batches_of, pad_rows, tokenizer_of
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.nn.blocks import count_in_documents
-from regard.training.data import TokenBlocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, tokenizer_of
 
 __all__ = ["CausalLM"]

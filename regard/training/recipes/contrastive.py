@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.rows import read_rows
 from regard.models.model import Model
-from regard.training.data import read_rows
 from regard.training.recipes.classification import cut, text_sizes
 from regard.training.recipes.image_classification import processor_of
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of

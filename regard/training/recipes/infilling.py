@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import read_documents
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Infilling"]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import TokenBlocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["MaskedLM"]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.data.rows import read_rows
 from regard.models.losses import span_loss
 from regard.models.model import Model
-from regard.training.data import read_rows
 from regard.training.metrics import exact_match, f1
 from regard.training.recipes.classification import text_batch, text_sizes, token_types
 from regard.training.recipes.recipe import Batch, Recipe, batches_of, tokenizer_of

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import TokenBlocks, encode_stream, read_documents
+from regard.training.data import TokenBlocks, encode_stream
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["SpanCorruption"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from regard.data.rows import read_rows
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import read_rows
 from regard.training.metrics import bleu, check_bleu
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.training.data import fingerprint, read_documents, read_rows
+from regard.data.rows import fingerprint, read_documents, read_rows
 from regard.training.recipes.classification import label_number
 
 
