@@ -27,11 +27,13 @@ from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.overlays import read_layouts
 from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
 from regard.lens.taps.installation import Taps
+from regard.lens.values import find_projection
 from regard.lens.view import KeyTokens, KnownVisibility, View
 from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
-KEEP = ("qk", "output")
+KEEP = ("qk", "v", "output")
+KEPT = "keep must be 'qk', 'v' or 'output', or several of them in a list"
 DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
 MARKS_OF_SPACE = "Ġ▁ "  # what tokenizers put before a word to say that a space was there
 
@@ -42,6 +44,11 @@ NO_REASON = (
     "way that is not known here"
 )
 COMPILED = "it is inside compiled code, of which only torch's fused kernels are seen; watch the model uncompiled"
+
+BY_HAND = (
+    "this softmax is written by hand, and the values that it meets are not read: use torch's SDPA "
+    "(attn_implementation='sdpa'), or watch(model, gradients=True), which reads them"
+)
 
 COMPILED_CALL = "compiled_call"
 """Stands for a module's name where compiled code makes several calls, before the number of the call."""
@@ -81,8 +88,8 @@ def watch(
         model: any nn.Module.
         layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
         measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
-        keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; or both in a
-            list.
+        keep: "qk" keeps what exact rows, tiles, other maps and links need, "v" the values for `View.norms` and
+            `View.toward`, "output" each call's result; or several in a list, as ["qk", "v"].
         size: rows and columns of the map.
         top: links per row.
         tokens: the words (or token numbers) of the input, (N,) or one row per batch row: labels, and for patterns by
@@ -185,10 +192,10 @@ def read_watch_options(
     # 3. What to keep, and where.
     kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
     if not isinstance(kept, Iterable):
-        raise TypeError(f"keep must be 'qk', 'output' or both in a list, got {type(keep).__name__}")
+        raise TypeError(f"{KEPT}; got {type(keep).__name__}")
     kept = list(kept)
     if unknown := [name for name in kept if name not in KEEP]:
-        raise ValueError(f"keep must be 'qk', 'output' or both in a list, got {unknown[0]!r}")
+        raise ValueError(f"{KEPT}; got {unknown[0]!r}")
     if device is not None:
         if not isinstance(device, (str, torch.device)):
             raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
@@ -384,8 +391,8 @@ class WatchContext:
             if record.view is not None:
                 self._counts[place] = record.n + 1
             self.capture.records.append(record)
-        if record.view is not None and weights is not None and "qk" in self.options.keep:
-            record.view.weights = self._kept(record, place, weights, sight)
+        if record.view is not None and weights is not None:
+            self._keep(record, place, weights, sight, observed)
 
     def _link(self, observed: ObservedCall, place: str, n: int, view: View | None) -> StepLink | None:
         """Which earlier call this one continues; None for one that could not be read."""
@@ -406,21 +413,33 @@ class WatchContext:
 
         return self._runs.link(place, n, sizes, observed.kind, marks, offset)
 
-    def _kept(self, record: Record, place: str, weights: Weights, sight: MaskSummary | None) -> Weights:
-        """A copy of the weights, or of what computes them."""
-        device, link = self.options.device, record.link
+    def _keep(
+        self, record: Record, place: str, weights: Weights, sight: MaskSummary | None, observed: ObservedCall
+    ) -> None:
+        """Keep copies of the weights, or of what computes them, and of the values, as `options.keep` says."""
+        view, link, keep, device = record.view, record.link, self.options.keep, self.options.device
+        assert view is not None
         if isinstance(weights, StoredWeights):
-            scores = None if weights.scores is None else _moved(weights.scores, device)
-            copy = _copied(weights.weights, device)  # the model may have given its weights to others
-            return StoredWeights(copy, scores, edited=weights.edited)
+            view.without_values = BY_HAND if "v" in keep else view.without_values
+            if "qk" in keep:
+                scores = None if weights.scores is None else _moved(weights.scores, device)
+                copy = _copied(weights.weights, device)  # the model may have given its weights to others
+                view.weights = StoredWeights(copy, scores, edited=weights.edited)
+            return
         assert isinstance(weights, ComputedWeights)
         assert link is not None
         assert sight is not None
+        assert observed.call is not None
         written = link.known + sight.nq  # keys so far; a cache of fixed size has room behind them
         rest_hidden = written >= sight.nk or not bool(
             (sight.survey.last >= written).any() | (sight.survey.unhidden > 0).any()
         )
-        return self._store.keep(place, weights.call, weights.lse, link, rest_hidden)
+        if "qk" in keep:
+            view.weights = self._store.keep(place, weights.call, weights.lse, link, rest_hidden)
+        if "v" in keep:
+            values = observed.call.v
+            view.kept_values = self._store.keep_values(place, values, link, rest_hidden)
+            view.projection = find_projection(self.model, observed.path, view.sizes[1] * values.shape[-1])
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
