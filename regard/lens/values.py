@@ -40,7 +40,7 @@ class StoredValues:
         return self._tensor
 
 
-# ----------------------------------------------------------------------------------------------------- output projection
+# ---------------------------------------------------------------------------------------------------- output projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def _layers(holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name in PROJECTIONS:
         inner = getattr(holder, name, None)
         for suffix, layer in (("", inner), (".dense", getattr(inner, "dense", None)), (".0", _first(inner))):
-            if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D":
+            if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Module) and type(layer).__name__ == "Conv1D"):
                 yield name + suffix, layer
 
 
@@ -109,10 +109,8 @@ def _first(inner: object) -> object:
 def read_projection(w_o: object, heads: int, width: int) -> Tensor:
     """An output projection that a user gives, as (H, Dv, d_model). Raises TypeError or ValueError."""
     given = w_o
-    if isinstance(w_o, nn.Linear):
-        w_o = w_o.weight.mT
-    elif isinstance(w_o, nn.Module) and isinstance(getattr(w_o, "weight", None), Tensor):
-        w_o = w_o.weight  # Conv1D
+    if isinstance(w_o, nn.Module):  # GPT-2's Conv1D has its weight transposed
+        w_o = w_o.weight.mT if isinstance(w_o, nn.Linear) else getattr(w_o, "weight", None)
     if not isinstance(w_o, Tensor):
         raise TypeError(
             f"w_o must be the output projection, an nn.Linear or a tensor (H·Dv, d_model), or False for none; got "
@@ -173,27 +171,28 @@ def through_norm(norm: nn.Module, residual: Tensor, direction: Tensor) -> Tensor
             for y in (x, torch.zeros_like(x[:1]), torch.ones_like(x[:1]))
         )
     x = x.to(wide)
-    centred = isinstance(norm, nn.LayerNorm)
+    centred: bool = isinstance(norm, nn.LayerNorm)
     eps = float(torch.finfo(parameter.dtype).eps if eps is None and isinstance(norm, nn.RMSNorm) else eps or 0.0)
     moved = x - x.mean(-1, keepdim=True) if centred else x
     scale = (moved.square().mean(-1, keepdim=True) + eps).rsqrt()
     if centred:
-        gain = torch.ones_like(x[:1]) if norm.weight is None else norm.weight.detach().to(x.device, wide)
+        weight = norm.weight
+        gain = weight.detach().to(x.device, wide) if isinstance(weight, Tensor) else torch.ones_like(x[:1])
     else:  # of any RMSNorm, also those whose weight is 1 + w
         gain = (at_ones - at_zero) * (1.0 + eps) ** 0.5
     expected = moved * scale * gain + at_zero
     coarse = max(torch.finfo(parameter.dtype).eps, torch.finfo(wide).eps)
     if not bool((expected - result).abs().max() <= 64 * coarse * max(1.0, float(result.abs().max()))):
         raise TypeError(
-            f"norm must be a LayerNorm or RMSNorm, so that it is linear once its scale is frozen; {type(norm).__name__} "
-            "is neither: fold it into direction"
+            "norm must be a LayerNorm or RMSNorm, so that it is linear once its scale is frozen; "
+            f"{type(norm).__name__} is neither: fold it into direction"
         )
     before = direction.to(x.device, wide) * gain
     before = before - before.mean(-1, keepdim=True) if centred else before
     return before * scale
 
 
-# --------------------------------------------------------------------------------------------------------------- results
+# -------------------------------------------------------------------------------------------------------------- results
 
 
 @dataclass(repr=False, eq=False)

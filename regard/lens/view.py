@@ -514,10 +514,8 @@ class View:
         scores = torch.where(p == 0, 0.0, p * parts.to(p))
         through = "" if norm is None else f" through {type(norm).__name__} with its scale frozen"
         rows = tuple(f"head {h}" for h in range(self.sizes[1]))
-        return Attribution(
-            self._give(scores), f"direct path from query {i} along a direction{through}", "exact",
-            self.placed.words, rows,
-        )  # fmt: skip
+        title = f"direct path from query {i} along a direction{through}"
+        return Attribution(self._give(scores), title, "exact", self.placed.words, rows)
 
     def gradient_tile(self, rows: Part, what: str) -> Tensor:
         """∂loss/∂P of some queries and all keys, (B, H, rows, Nk). Raises as `gradients`; `what` is for messages."""
@@ -534,7 +532,7 @@ class View:
         return grouped_scores(gradient[:, :, rows].to(values.device, wide), values.to(wide))
 
     def weighted_gradient_tile(self, rows: Part, what: str) -> Tensor:
-        """P ⊙ ∂loss/∂P of some queries and all keys, (B, H, rows, Nk); 0 where a key is hidden. Raises as `gradients`."""
+        """P ⊙ ∂loss/∂P of some queries and all keys, (B, H, rows, Nk); 0 for a hidden key. Raises as `gradients`."""
         gradients = self.gradient_tile(rows, what)
         p = self._exact(what).tile(rows, slice(None))
         return torch.where(p == 0, 0.0, p * gradients.to(p))
@@ -553,8 +551,8 @@ class View:
             return read_projection(w_o, heads, width)
         if self.projection is None:
             raise LookupError(
-                f"the output projection of {self.placed.path or 'this attention'} is not known: pass w_o=, an nn.Linear "
-                f"or a tensor ({heads} heads × {width} = {heads * width}, d_model); w_o=False leaves it out of norms"
+                f"the output projection of {self.placed.path or 'this attention'} is not known: pass w_o=, an "
+                f"nn.Linear or a tensor ({heads} heads × {width} = {heads * width}, d_model); w_o=False leaves it out of norms"
             )
         return self.projection.per_head(heads, width)
 

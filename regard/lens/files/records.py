@@ -221,8 +221,8 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
     offset = view.place.offset
     more: dict[str, Any] = {}
     if view.kept_values is not None:
-        values = view.kept_values.tensor
-        more["values"] = put("values", values[:1] if values.shape[0] > 1 and values.stride(0) == 0 else values)
+        v = view.kept_values.tensor
+        more["values"] = put("values", v[:1] if v.shape[0] > 1 and v.stride(0) == 0 else v)
         if view.projection is not None:
             more["projection"] = view.projection.path
     if view.output_gradient is not None:
@@ -245,7 +245,7 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
     known = VIEW | {key: kind for key, kind in MORE.items() if isinstance(value, dict) and key in value}
-    stored = dict.fromkeys(MORE) | dict(zip(known, fields(value, where, known), strict=True))
+    stored: dict[str, Any] = dict(zip(known, fields(value, where, known), strict=True))
     sizes, lead, numpy = _sizes(stored["sizes"], where), stored["lead"], stored["numpy"]
     batch, heads, nq, nk = sizes
     if not is_list_of(stored["pooled"], str) or not set(stored["pooled"]) <= {*PER_QUERY, "received"}:
@@ -258,7 +258,7 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         raise ContentError(f"{where}: {values} cannot be")
 
     def take(key: str, shape: tuple[Axis, ...] | None, kind: Kind) -> Tensor | None:
-        return None if stored[key] is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
+        return None if stored.get(key) is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
 
     output = take("output", None, "floats")
     if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
@@ -297,7 +297,7 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         engine=stored["engine"],
         pooled=tuple(stored["pooled"]),
         kept_values=None if values is None else StoredValues(values),
-        projection=None if stored["projection"] is None else OutputProjection(stored["projection"]),
+        projection=OutputProjection(stored["projection"]) if "projection" in stored else None,
         output_gradient=gradient,
     )
 
