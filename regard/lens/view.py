@@ -552,7 +552,8 @@ class View:
         if self.projection is None:
             raise LookupError(
                 f"the output projection of {self.placed.path or 'this attention'} is not known: pass w_o=, an "
-                f"nn.Linear or a tensor ({heads} heads × {width} = {heads * width}, d_model); w_o=False leaves it out of norms"
+                f"nn.Linear or a tensor ({heads} heads × {width} = {heads * width}, d_model); for norms, w_o=False "
+                "leaves it out"
             )
         return self.projection.per_head(heads, width)
 

@@ -276,12 +276,12 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
     elif offset is not None and abs(offset) > FARTHEST:
         raise ContentError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}")
     by_key = ((1, batch), nk)
-    values = take("values", ((1, batch), None, nk, None), "floats")
-    if values is not None:
-        values = values.expand(batch, -1, -1, -1)
-        if 0 in values.shape[1::2] or heads % values.shape[1]:
-            raise ContentError(f"{where}: values of shape {tuple(values.shape)} do not go with {heads} heads")
-    gradient = take("output_gradient", (batch, heads, nq, None if values is None else values.shape[-1]), "floats")
+    v = take("values", ((1, batch), None, nk, None), "floats")
+    if v is not None:
+        v = v.expand(batch, -1, -1, -1)
+        if 0 in v.shape[1::2] or heads % v.shape[1]:
+            raise ContentError(f"{where}: values of shape {tuple(v.shape)} do not go with {heads} heads")
+    gradient = take("output_gradient", (batch, heads, nq, None if v is None else v.shape[-1]), "floats")
     return View(
         sizes=sizes,
         held=held,
@@ -296,7 +296,7 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         numpy=numpy,
         engine=stored["engine"],
         pooled=tuple(stored["pooled"]),
-        kept_values=None if values is None else StoredValues(values),
+        kept_values=None if v is None else StoredValues(v),
         projection=OutputProjection(stored["projection"]) if "projection" in stored else None,
         output_gradient=gradient,
     )
