@@ -19,12 +19,15 @@ from regard.locale import Lang, translate
 
 __all__ = [
     "BeamObserver",
+    "Editor",
     "Observer",
     "Steps",
+    "add_editor",
     "attention",
     "observe",
     "observe_beams",
     "observed",
+    "remove_editor",
     "steps",
     "tell_beams",
     "unobserve",
@@ -34,10 +37,14 @@ __all__ = [
 Observer = Callable[[Call, str, Any], None]
 """Called with the checked call, the backend that ran it, and its output (B, H, Nq, Dv)."""
 
+Editor = Callable[[Call, Any], tuple[Call, Any]]
+"""Called with the checked call and its output before the observers; returns what stands in their place."""
+
 BeamObserver = Callable[[Sequence[Sequence[int]], int], None]
 """Called after each beam search, see `observe_beams`."""
 
 _observers: tuple[Observer, ...] = ()
+_editors: tuple[Editor, ...] = ()
 _beam_observers: tuple[BeamObserver, ...] = ()
 
 
@@ -88,7 +95,9 @@ def attention(
     if call.numpy and isinstance(out, Tensor):
         out = out.detach().numpy()
     # In this order: a traced call must not depend on who observes, or torch.compile would compile it anew for them.
-    if not torch.compiler.is_compiling() and _observers:
+    if not torch.compiler.is_compiling() and (_observers or _editors):
+        for editor in _editors:
+            call, out = editor(call, out)
         for observer in _observers:
             observer(call, chosen.__name__.rpartition(".")[2], out)
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
@@ -131,8 +140,8 @@ def observe(observer: Observer) -> None:
 
 
 def observed() -> bool:
-    """Whether there is an observer. Replayed CUDA graphs report nothing, so generation then does not replay them."""
-    return bool(_observers)
+    """Whether anybody observes or edits. CUDA graphs report nothing, so generation then does not replay them."""
+    return bool(_observers or _editors)
 
 
 def unobserve(observer: Observer) -> None:
@@ -148,6 +157,18 @@ def unobserve(observer: Observer) -> None:
         raise ValueError(f"{observer!r} does not observe; observe(…) comes first")
     index = _observers.index(observer)
     _observers = _observers[:index] + _observers[index + 1 :]
+
+
+def add_editor(editor: Editor) -> None:
+    """Let `editor` replace the output of every later call of `attention`, in any thread; `regard.edit` does."""
+    global _editors
+    _editors = (*_editors, editor)
+
+
+def remove_editor(editor: Editor) -> None:
+    """Remove an editor, if it was added."""
+    global _editors
+    _editors = tuple(other for other in _editors if other != editor)
 
 
 def observe_beams(observer: BeamObserver) -> None:

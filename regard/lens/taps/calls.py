@@ -7,6 +7,7 @@ belongs to a model only if one of its modules is on the stack, so other threads'
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from inspect import CO_VARARGS
 from math import inf
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -106,9 +107,10 @@ def read_call(
     cells: Tensor | None = None,
     bias: Tensor | None = None,
     mask: Mask | None = None,
+    detach: bool = True,
     **options: Unpack[CallOptions],
 ) -> Call:
-    """The call that a kernel computed, detached from the model.
+    """The call that a kernel computed, detached from the model unless detach is False.
 
     >>> q = torch.zeros(1, 2, 3, 5)
     >>> read_call(q, q, q, cells=torch.tensor([0.0, 0.0, -inf]).expand(3, 3)).mask
@@ -118,24 +120,26 @@ def read_call(
     is what SDPA calls attn_mask: booleans (True = may look), or floats that are added, with −inf where hidden. `bias`
     is added and `mask` hides besides. Raises TypeError or ValueError where `regard.attention` would.
     """
-    q, k, v = q.detach(), k.detach(), v.detach()
+    if detach:
+        q, k, v = q.detach(), k.detach(), v.detach()
     if q.ndim == k.ndim == v.ndim:  # spread batch axes of size 1, as a product of matrices does
         lead = q.ndim - (3 if q.ndim >= 4 else 2)
         sizes = [max(t.shape[axis] for t in (q, k, v)) for axis in range(lead)]
         if all(t.shape[axis] in (1, n) for t in (q, k, v) for axis, n in enumerate(sizes)):
             q, k, v = (t.expand(*sizes, *t.shape[lead:]) for t in (q, k, v))
-    visible, added = split_cells(cells)
+    visible, added = split_cells(cells, detach=detach)
     if bias is not None:
-        added = bias.detach() if added is None else added + bias.detach()
+        bias = bias.detach() if detach else bias
+        added = bias if added is None else added + bias
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
     if dense is not None:
         mask = dense if mask is None else mask & dense
-    if options.get("sinks") is not None:
+    if detach and options.get("sinks") is not None:
         options["sinks"] = options["sinks"].detach()
     return prepare(q, k, v, mask=mask, bias=added, **options)
 
 
-def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | None, Tensor | None]:
     """SDPA's mask taken apart: booleans (True = may look) and floats to add, each None where there is nothing to say.
 
     >>> [part.tolist() for part in split_cells(torch.tensor([[0.0, 2.0, -inf]]))]
@@ -145,7 +149,7 @@ def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """
     if cells is None:
         return None, None
-    cells = cells.detach()
+    cells = cells.detach() if detach else cells
     for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
         if stride == 0 and size > 1:  # one number repeated, as `expand` does
             cells = cells.narrow(axis, 0, 1)
@@ -259,6 +263,11 @@ _OP = attention.__code__
 T = TypeVar("T")
 
 
+FunctionEditor = Callable[["Caller", ObservedCall, dict[str, Any], Any], tuple[ObservedCall, Any]]
+"""Called with a call of FlexAttention, its arguments and its result; returns what stands in the place of call and
+result."""
+
+
 @dataclass(eq=False)
 class WatchedModel:
     """One watched model: its modules by identity, the callbacks, and errors of ours."""
@@ -266,6 +275,7 @@ class WatchedModel:
     model: nn.Module
     on_call: Callable[[ObservedCall], None]
     on_beams: BeamObserver | None = None
+    on_function: FunctionEditor | None = None
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
@@ -447,6 +457,18 @@ def _first(frame: FrameType) -> object:
     To be read in few frames only: until Python 3.12 it makes a dict that keeps the frame's variables alive for longer.
     """
     return frame.f_locals.get(frame.f_code.co_varnames[0])
+
+
+INTERCEPTORS: set[CodeType] = set()
+"""Codes of functions that stand between a tap and the code that called it."""
+
+
+def calling_frame() -> FrameType | None:
+    """The frame that called the tap that calls this, without interceptors in between."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code in INTERCEPTORS:
+        frame = frame.f_back
+    return frame
 
 
 def original_path(name: str) -> str:

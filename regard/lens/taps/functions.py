@@ -25,6 +25,7 @@ from regard.lens.taps.calls import (
     active,
     deliver,
     find_callers,
+    measuring,
     read_call,
     trusted_lse,
 )
@@ -414,11 +415,21 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
         finally:
             HERE.inside -= 1
         kernel, HERE.kernel = HERE.kernel, None
-        # 3. Report it, or leave its result to the recorded function around it.
+        # 3. Report it, perhaps with another output, or leave its result to the recorded function around it.
         if HERE.inside:
             HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
-        else:
-            deliver(callers, lambda: reader(FunctionCall.of(inner, args, kwargs, out, kernel)))
+            return out
+        made = FunctionCall.of(inner, args, kwargs, out, kernel)
+        editing = [caller for caller in callers if caller.watch.on_function is not None]
+        if not editing:
+            deliver(callers, lambda: reader(made))
+            return out
+        with measuring():
+            observed = reader(made)
+        for caller in editing:
+            assert caller.watch.on_function is not None
+            observed, out = caller.watch.on_function(caller, observed, made.given, out)
+        deliver(callers, lambda: observed)
         return out
 
     # What torch.compile reads on its own wrappers: who compiles or traces a recorder gets the function itself, and

@@ -24,6 +24,7 @@ from regard.checks import untraced
 from regard.lens.taps import functions
 from regard.lens.taps.calls import (
     HERE,
+    FunctionEditor,
     KernelResult,
     ObservedCall,
     WatchedModel,
@@ -134,6 +135,7 @@ class Taps:
         on_call: called with an `ObservedCall` after each attention call, in the thread that made it, under
             `measuring()`.
         on_beams: called for beam searches of regard's own models, see `regard.op.observe_beams`.
+        on_function: called with each call of FlexAttention, whose result it may replace.
 
     Attributes:
         errors: (path, exception) of what went wrong in reporting, which the model never sees.
@@ -143,12 +145,21 @@ class Taps:
     _finalizer: finalize[[WatchedModel], Taps] | None = None
 
     def __init__(
-        self, model: nn.Module, on_call: Callable[[ObservedCall], None], on_beams: BeamObserver | None = None
+        self,
+        model: nn.Module,
+        on_call: Callable[[ObservedCall], None],
+        on_beams: BeamObserver | None = None,
+        on_function: FunctionEditor | None = None,
     ) -> None:
-        self.model, self.on_call, self.on_beams = model, on_call, on_beams
+        self.model, self.on_call, self.on_beams, self.on_function = model, on_call, on_beams, on_function
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
+
+    @property
+    def watch(self) -> WatchedModel | None:
+        """What calls are reported to, while they are installed."""
+        return self._watch
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -173,6 +184,7 @@ class Taps:
                 self.model,
                 self.on_call,
                 self.on_beams,
+                self.on_function,
                 errors=self.errors,
                 unconfirmed=self._unconfirmed,
                 chained=self._chained,

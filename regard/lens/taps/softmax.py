@@ -22,7 +22,6 @@ linear layer and classifier would count. With a bias (addmm) it is taken for a l
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -47,6 +46,7 @@ from regard.lens.taps.calls import (
     WatchedModel,
     active,
     attempt,
+    calling_frame,
     deliver,
     find_callers,
     is_parameter,
@@ -148,9 +148,9 @@ class SoftmaxTap:
         """Run the softmax; remember it if it may be attention."""
         out: Tensor = self.kernel.call_boxed(keyset, x, dim, half_to_float)
         if active() and not HERE.inside and x.ndim >= 2 and x.numel():
-            frame = sys._getframe(1)
+            frame = calling_frame()
             callers = find_callers(frame, x, through=nn.Softmax)  # the attention is whose part it is
-            if callers and not callers[0].inside_op:
+            if frame is not None and callers and not callers[0].inside_op:
                 known = self.name == "_softmax" and dim in (-1, x.ndim - 1)
                 attempt(callers, lambda: _on_softmax(callers, x, out if known else None, frame))
         return out
@@ -171,9 +171,9 @@ class ProductTap:
             left, right = args[self.first : self.first + 2]
             if self.name == "mm" and (is_parameter(right) or is_parameter(left)):
                 return out  # before callers are searched for, which costs most
-            frame = sys._getframe(1)
+            frame = calling_frame()
             callers = find_callers(frame, out)
-            if callers and not callers[0].inside_op:
+            if frame is not None and callers and not callers[0].inside_op:
                 attempt(callers, lambda: _on_product(callers, left, right, out, frame))
         return out
 

@@ -1,0 +1,356 @@
+"""Attention calls of a model above autograd, where their output can be replaced and gradients pass through it.
+
+Taps report what a kernel has computed. An `Interceptor` stands above them: on SDPA itself, on the product that applies
+the weights of a softmax written by hand, on FlexAttention, and on our own operation. It hands each call, connected to
+the graph, to a function that may return another output.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import RLock
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.library import Library
+
+from regard.backends.call import Call
+from regard.checks import untraced
+from regard.lens.assembly import RunTracker, key_marks
+from regard.lens.taps.calls import (
+    HERE,
+    INTERCEPTORS,
+    Caller,
+    KernelResult,
+    Kind,
+    ObservedCall,
+    Source,
+    WatchedModel,
+    deliver,
+    find_callers,
+    read_call,
+    trusted_lse,
+)
+from regard.lens.taps.installation import Taps
+from regard.lens.taps.softmax import same_numbers
+from regard.lens.visibility import summarise_mask
+from regard.masks import causal
+from regard.masks.rules import four_axes
+from regard.op import add_editor, remove_editor
+
+__all__ = ["InterceptedCall", "Interceptor"]
+
+SDPA = "scaled_dot_product_attention"
+EDITED_WEIGHTS = "the model changes its weights after the softmax"
+ORDER = "its weights meet the values in an order of axes that is not known here"
+INFERENCE = "it ran under torch.inference_mode(), or through a function that cannot be intercepted; use torch.no_grad()"
+
+
+@dataclass(eq=False)
+class InterceptedCall:
+    """One attention call with its output, before the model gets it. Tensors are connected to the graph.
+
+    Of a softmax written by hand there are `weights`, `scores` and `values` instead of `call`.
+    """
+
+    path: str
+    number: int  # in the order of first calls, as in a capture
+    kind: Kind
+    source: Source
+    output: Tensor  # (B, H, Nq, Dv)
+    first_query: int  # position in the sequence of query 0, and of key 0: more than 0 in a step of a generation
+    first_key: int
+    call: Call | None = None
+    weights: Tensor | None = None  # (B, H, Nq, Nk), without a sink's column
+    scores: Tensor | None = None  # (B, H, Nq, Nk), with a sink's column last; detached
+    values: Tensor | None = None  # (B, H, Nk, Dv)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Nq, Nk."""
+        if self.call is not None:
+            return self.call.sizes
+        assert self.weights is not None
+        batch, heads, nq, nk = self.weights.shape
+        return batch, heads, nq, nk
+
+
+OnCall = Callable[[InterceptedCall], tuple[Call | None, Tensor] | None]
+"""Returns the call as it is to be reported and the new output, or None to leave both as they are."""
+
+
+class Interceptor:
+    """Hand every attention call of a model to a function that may replace its output, as a context manager.
+
+    Args:
+        model: any nn.Module that is not compiled.
+        on_call: called in the model's thread with each call; what it raises, the model raises.
+
+    Attributes:
+        names: module paths in the order of first calls, as in a capture.
+        reasons: path → why its calls were seen but could not be intercepted.
+
+    Raises:
+        ValueError: the model, or a part of it, is compiled: what runs inside cannot be changed.
+    """
+
+    def __init__(self, model: nn.Module, on_call: OnCall) -> None:
+        compiled = [
+            name or type(module).__name__
+            for name, module in model.named_modules()
+            if "_orig_mod" in module._modules or module._compiled_call_impl is not None
+        ]
+        if compiled:
+            raise ValueError(
+                f"{compiled[0]!r} is compiled, and calls inside compiled code cannot be changed; use the model before "
+                "torch.compile (model._orig_mod)"
+            )
+        self.model, self.on_call = model, on_call
+        self.names: list[str] = []
+        self.reasons: dict[str, str] = {}
+        self._reached: set[str] = set()
+        self._runs, self._counts, self._queries = RunTracker(), dict[str, int](), dict[str, int]()
+        self._lock = RLock()
+        self._taps = Taps(model, self._observed, on_function=self._on_function)
+        self._watch: WatchedModel | None = None
+
+    def __enter__(self) -> Interceptor:
+        self._taps.__enter__()
+        try:
+            self._watch = self._taps.watch
+            assert self._watch is not None
+            _add(self._watch, self)
+        except BaseException:
+            self._taps.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            _remove(self._watch)
+        self._taps.close()
+        self._runs.close()
+        for name in self.names:
+            if name not in self._reached:
+                self.reasons.setdefault(name, INFERENCE)
+
+    def _observed(self, observed: ObservedCall) -> None:
+        """Called by the taps, below autograd: notes the order of calls, and products with values."""
+        with self._lock:
+            if observed.path not in self.names:
+                self.names.append(observed.path)
+        if observed.source == "softmax":
+            _PRODUCTS.confirmed.append((self, observed))
+
+    def hand_over(self, intercepted: InterceptedCall, marks: Tensor | None) -> tuple[Call | None, Tensor] | None:
+        """Number and place a call, and pass it to `on_call`."""
+        path, call = intercepted.path, intercepted.call
+
+        def offset() -> object:
+            return None if call is None else summarise_mask(_detached(call), intercepted.kind).offset
+
+        with self._lock:
+            if path not in self.names:
+                self.names.append(path)
+            self._reached.add(path)
+            intercepted.number = self.names.index(path)
+            n = self._counts[path] = self._counts.get(path, -1) + 1
+            with torch.no_grad():
+                link = self._runs.link(path, n, intercepted.sizes, intercepted.kind, marks, offset)
+            before = self._queries.get(path, 0) if link.after is not None else 0
+            intercepted.first_key = link.first
+            intercepted.first_query = before if intercepted.kind == "cross" else link.first + link.known
+            self._queries[path] = before + intercepted.sizes[2]
+        return self.on_call(intercepted)
+
+    def on_kernel(self, caller: Caller, source: Source, call: Call, output: Tensor) -> tuple[Call, Tensor] | None:
+        """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
+        intercepted = InterceptedCall(caller.path, -1, caller.kind, source, output, 0, 0, call=call)
+        changed = self.hand_over(intercepted, key_marks(call.k))
+        return None if changed is None else (changed[0] or call, changed[1])
+
+    def on_product(self, observed: ObservedCall, left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
+        """Hand over a product of weights with values. None if it stays as it is."""
+        weights, path = observed.weights, observed.path
+        if observed.edited or weights is None:
+            self.reasons[path] = EDITED_WEIGHTS
+            return None
+        batch, heads, nq, nk = weights.shape
+        if left.shape[-2:] != (nq, nk) or left.numel() != weights.numel():
+            self.reasons[path] = ORDER
+            return None
+        applied = left.reshape(batch, heads, nq, nk)
+        with torch.no_grad():
+            same = same_numbers(applied, weights)
+        if not same:
+            self.reasons[path] = f"{ORDER}, or it has dropout (model.eval() turns it off)"
+            return None
+        intercepted = InterceptedCall(
+            path, -1, observed.kind, "softmax", out.view(batch, heads, nq, -1), 0, 0,
+            weights=applied, scores=observed.scores, values=right.reshape(batch, heads, nk, -1),
+        )  # fmt: skip
+        changed = self.hand_over(intercepted, observed.marks)
+        return None if changed is None else changed[1].reshape(out.shape)
+
+    def _on_function(
+        self, caller: Caller, observed: ObservedCall, given: dict[str, Any], out: Any
+    ) -> tuple[ObservedCall, Any]:
+        """Called by the recorders of FlexAttention and flash_attn, before the call is reported."""
+        if observed.call is None or observed.output is None:
+            self.reasons[caller.path] = observed.trouble or "the call could not be read"
+            return observed, out
+        if observed.source != "flex":
+            self.reasons[caller.path] = f"calls of {observed.source} are read, but cannot be changed yet"
+            return observed, out
+        first = out[0] if isinstance(out, tuple) else out
+        turned = "attention_mask" in given and "scaling" in given  # Hugging Face's function returns (B, N, H, D)
+        output = first.transpose(1, 2) if turned else first
+        q, k, v = (four_axes(given[name]) for name in ("query", "key", "value"))
+        call = replace(observed.call, q=q, k=k, v=v)
+        changed = self.on_kernel(caller, "flex", call, output)
+        if changed is None:
+            return observed, out
+        call, output = changed
+        new = output.transpose(1, 2) if turned else output
+        whole = (new, *out[1:]) if isinstance(out, tuple) else new
+        return replace(observed, call=_detached(call), lse=None, output=output.detach()), whole
+
+
+# -------------------------------------------------------------------------------------------------------- installation
+
+_LOCK = RLock()
+_interceptors: dict[int, Interceptor] = {}  # by the identity of their watch
+_library: Library | None = None
+
+
+class _Products(threading.local):
+    """Products with values that the taps have just confirmed in this thread."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[tuple[Interceptor, ObservedCall]] = []
+
+
+_PRODUCTS = _Products()
+
+
+def _add(watch: WatchedModel, interceptor: Interceptor) -> None:
+    global _library
+    with _LOCK:
+        _interceptors[id(watch)] = interceptor
+        if _library is None:
+            keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
+            overrides: list[tuple[str, SdpaInterception | ProductInterception, str]] = []
+            for key in (*keys, *(f"Autograd{key}" for key in keys)):
+                overrides.append((SDPA, SdpaInterception(key), key))
+            for key in (f"Autograd{key}" for key in keys):
+                overrides += [(name, ProductInterception(name, key), key) for name in ("bmm", "mm")]
+            _library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+            for name, override, key in overrides:
+                untraced("only calls of a model that is edited are changed")(type(override).__call__)
+                _library.impl(name, override, key, with_keyset=True, allow_override=True)  # type: ignore
+            add_editor(_edit_operation)
+
+
+def _remove(watch: WatchedModel) -> None:
+    global _library
+    with _LOCK:
+        _interceptors.pop(id(watch), None)
+        if not _interceptors and _library is not None:
+            remove_editor(_edit_operation)
+            _library._destroy()  # type: ignore[no-untyped-call]
+            _library = None
+
+
+def _intercepting(callers: list[Caller]) -> list[tuple[Interceptor, Caller]]:
+    return [(_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors]
+
+
+class SdpaInterception:
+    """Stands in the place of `aten::scaled_dot_product_attention`, above autograd and in inference mode."""
+
+    def __init__(self, key: str) -> None:
+        self.kernel = torch.library.get_kernel(f"aten::{SDPA}", key)
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the call, let the interceptors replace its output, and report the result."""
+        callers = [] if HERE.inside else find_callers(sys._getframe(1), args[0])
+        editing = [] if not callers or callers[0].inside_op else _intercepting(callers)
+        if not editing:
+            plain: Tensor = self.kernel.call_boxed(keyset, *args, **kwargs)
+            return plain
+        # 1. The call itself; its kernel leaves name and lse in HERE instead of reporting them.
+        HERE.inside += 1
+        HERE.kernel = None
+        try:
+            out: Tensor = self.kernel.call_boxed(keyset, *args, **kwargs)
+        finally:
+            HERE.inside -= 1
+        kernel, HERE.kernel = HERE.kernel or KernelResult(SDPA, None), None
+        # 2. As a call of ours.
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        call = read_call(
+            given["query"], given["key"], given["value"], cells=given.get("attn_mask"), detach=False,
+            mask=causal(offset=0) if given.get("is_causal") else None, scale=given.get("scale"),
+            dropout=given.get("dropout_p", 0.0),
+        )  # fmt: skip
+        lse = None if kernel.lse is None else trusted_lse(kernel.lse, _detached(call))
+        # 3. Replace and report.
+        output = four_axes(out)
+        for interceptor, caller in editing:
+            changed = interceptor.on_kernel(caller, "sdpa", call, output)
+            if changed is not None:
+                (call, output), lse = changed, None
+        reported = _detached(call)
+        deliver(
+            callers,
+            lambda: ObservedCall(source="sdpa", kernel=kernel.kernel, call=reported, lse=lse, output=output.detach()),
+        )
+        return output.reshape(out.shape)
+
+
+class ProductInterception:
+    """Stands in the place of `aten::bmm` or `mm` above autograd: where weights made by hand meet their values."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.kernel = torch.library.get_kernel(f"aten::{name}", key)
+
+    def __call__(self, keyset: Any, left: Tensor, right: Tensor) -> Tensor:
+        """Run the product; where the taps find weights in it, let the interceptors replace it."""
+        _PRODUCTS.confirmed.clear()
+        out: Tensor = self.kernel.call_boxed(keyset, left, right)
+        confirmed, _PRODUCTS.confirmed = _PRODUCTS.confirmed, []
+        for interceptor, observed in confirmed:
+            HERE.inside += 1  # what computes another output is ours
+            try:
+                changed = interceptor.on_product(observed, left, right, out)
+            finally:
+                HERE.inside -= 1
+            out = out if changed is None else changed
+        return out
+
+
+INTERCEPTORS.update((SdpaInterception.__call__.__code__, ProductInterception.__call__.__code__))
+
+
+def _edit_operation(call: Call, output: Any) -> tuple[Call, Any]:
+    """Called by `regard.op` after each call, before the observers."""
+    frame = sys._getframe(1).f_back  # beyond the operation itself
+    callers = find_callers(frame, call.q)
+    for interceptor, caller in [] if call.numpy or HERE.inside else _intercepting(callers):
+        changed = interceptor.on_kernel(caller, "regard", call, output)
+        if changed is not None:
+            call, output = changed
+    return call, output
+
+
+def _detached(call: Call) -> Call:
+    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
