@@ -116,16 +116,16 @@ def read_projection(w_o: object, heads: int, width: int) -> Tensor:
             f"w_o must be the output projection, an nn.Linear or a tensor (H·Dv, d_model), or False for none; got "
             f"{type(given).__name__}"
         )
-    w_o = w_o.detach()
-    if w_o.ndim == 3 and w_o.shape[:2] == (heads, width):
-        return w_o
+    weight: Tensor = w_o.detach()
+    if weight.ndim == 3 and weight.shape[:2] == (heads, width):
+        return weight
     if w_o.ndim != 2 or w_o.shape[0] != heads * width:
         turned = " Is it transposed?" if w_o.ndim == 2 and w_o.shape[1] == heads * width else ""
         raise ValueError(
             f"w_o must take {heads} heads × {width} = {heads * width} numbers, as (H·Dv, d_model); its shape is "
             f"{tuple(w_o.shape)}.{turned}"
         )
-    return w_o.reshape(heads, width, -1)
+    return weight.reshape(heads, width, -1)
 
 
 # ------------------------------------------------------------------------------------------------- values times weights

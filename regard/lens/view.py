@@ -41,6 +41,10 @@ PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 BY_TOKEN = ("delimiter", "same token", "induction")
 OVERVIEW = "a file saved with overview=True. Save the capture without overview=True"
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
+NO_GRADIENT = (
+    "call loss.backward() inside `with watch(model, keep=['qk', 'v'], gradients=True)`, without torch.no_grad() and "
+    "without activation checkpointing"
+)
 NO_VALUES = "the values were not kept: watch(model, keep=['qk', 'v']) keeps them"
 LABELS = {"norms": "exact", "gradients": "exact", "weighted_gradients": "first order", "toward": "exact"}
 
@@ -117,6 +121,7 @@ class View:
     kept_values: StoredValues | None = None
     without_values: str = NO_VALUES  # the reason, where there are none
     projection: OutputProjection | None = None  # of the module that made the call, if it was found
+    without_gradient: str = NO_GRADIENT  # the reason, or what to do, where there is none
     output_gradient: Tensor | None = None  # (B, H, Nq, Dv) ∂loss/∂output, as `watch(gradients=True)` records it
 
     @property
@@ -521,10 +526,7 @@ class View:
         """∂loss/∂P of some queries and all keys, (B, H, rows, Nk). Raises as `gradients`; `what` is for messages."""
         values, gradient = self._values(what), self.output_gradient
         if gradient is None:
-            raise LookupError(
-                f"{what} needs the gradient of the attention's output: call loss.backward() inside "
-                "`with watch(model, keep=['qk', 'v'], gradients=True)`, without torch.no_grad()"
-            )
+            raise LookupError(f"{what} needs the gradient of the attention's output: {self.without_gradient}")
         made_of = () if self.weights is None else sources(self.weights)
         if dropout := [s.call.dropout for s in made_of if isinstance(s, ComputedWeights) and s.call.dropout]:
             raise LookupError(f"the call dropped weights at random (dropout {dropout[0]:g}): run model.eval() first")
