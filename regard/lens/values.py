@@ -119,11 +119,11 @@ def read_projection(w_o: object, heads: int, width: int) -> Tensor:
     weight: Tensor = w_o.detach()
     if weight.ndim == 3 and weight.shape[:2] == (heads, width):
         return weight
-    if w_o.ndim != 2 or w_o.shape[0] != heads * width:
-        turned = " Is it transposed?" if w_o.ndim == 2 and w_o.shape[1] == heads * width else ""
+    if weight.ndim != 2 or weight.shape[0] != heads * width:
+        turned = " Is it transposed?" if weight.ndim == 2 and weight.shape[1] == heads * width else ""
         raise ValueError(
             f"w_o must take {heads} heads × {width} = {heads * width} numbers, as (H·Dv, d_model); its shape is "
-            f"{tuple(w_o.shape)}.{turned}"
+            f"{tuple(weight.shape)}.{turned}"
         )
     return weight.reshape(heads, width, -1)
 
@@ -132,13 +132,15 @@ def read_projection(w_o: object, heads: int, width: int) -> Tensor:
 
 
 def value_norms(values: Tensor, projection: Tensor | None) -> Tensor:
-    """‖v_j W_h‖ for each head and key, (B, H, Nk), from values (B, Hkv, Nk, Dv) and W (H, Dv, d_model) or None.
+    """‖v_j W_h‖ for each head and key, (B, H, Nk); without W, (B, Hkv, Nk).
 
-    W_hᵀ = QR, so that ‖v W_h‖ = ‖v Rᵀ‖ with R (Dv, Dv): d_model numbers per key and head are never held.
+    values (B, Hkv, Nk, Dv), W (H, Dv, d_model) or None. W_hᵀ = QR, so that ‖v W_h‖ = ‖v Rᵀ‖ with R (Dv, Dv): the
+    d_model numbers of each key and head are never held.
     """
     wide = torch.promote_types(values.dtype, torch.float32)
     if projection is None:
-        return torch.linalg.vector_norm(values, dim=-1, dtype=wide)  # (B, Hkv, Nk)
+        plain: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=wide)  # (B, Hkv, Nk)
+        return plain
     heads, group = projection.shape[0], projection.shape[0] // values.shape[1]
     r = torch.linalg.qr(projection.to(values.device, wide).mT, mode="r").R  # (H, min(Dv, d_model), Dv)
     norms = [torch.linalg.vector_norm(values[:, h // group].to(wide) @ r[h].mT, dim=-1) for h in range(heads)]

@@ -399,8 +399,9 @@ class View:
     def values(self) -> Any:
         """(…, Hkv, Nk, Dv) the values of the call. Raises LookupError if they were not kept."""
         values = self._values("values")
-        if self.lead is not None:
-            values = values.reshape((*self.lead[:-1], *values.shape[1 if self.lead else 2 :]))
+        if self.lead is not None:  # (…, H) of the queries, or without heads
+            heads = values.shape[1:2] if len(self.lead) > 1 else ()
+            values = values.reshape((*self.lead[: len(self.lead) - len(heads)], *heads, *values.shape[2:]))
         return values.cpu().numpy() if self.numpy else values
 
     def norms(self, i: int, w_o: object = None) -> Any:
