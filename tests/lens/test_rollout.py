@@ -233,6 +233,26 @@ def test_generation_is_followed_through_its_cache() -> None:
     torch.testing.assert_close(seen[0].values, whole[0].values)
 
 
+def test_cache_with_room_counts_only_what_was_written() -> None:
+    class Step(nn.Module):
+        def forward(self, q: Tensor, cache: Tensor, at: int) -> Tensor:
+            return regard.attention(q, cache, cache, mask=regard.masks.causal(offset=at))
+
+    model, x, cache = Step(), torch.randn(B, 2, N, 4).double(), torch.full((B, 2, N + 3, 4), 9.0).double()
+    with regard.watch(model, keep=["qk", "v"]) as seen:
+        for at, end in ((0, 4), (4, 5), (5, 6), (6, 7)):
+            cache[:, :, at:end] = x[:, :, at:end]
+            model(x[:, :, at:end], cache, at)
+    assert seen[0].sizes == (B, 2, N, N + 3)
+    p = (x @ x.mT / 2).masked_fill(~torch.ones(N, N, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+    for i in (2, N - 1):
+        expected = 0.5 * p.mean(1)[:, i] + 0.5 * torch.eye(N)[i]
+        torch.testing.assert_close(seen.rollout(i).scores, expected, **CLOSE)
+        norms = seen[0].norms(i, w_o=False)
+        torch.testing.assert_close(norms[..., :N], p[:, :, i] * x.norm(dim=-1), **CLOSE)
+        assert not norms[..., N:].any()
+
+
 def test_overlay_lies_on_the_patches_and_leaves_cls_out() -> None:
     seen = watched()
     with pytest.raises(LookupError, match="cls"):
