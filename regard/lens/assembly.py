@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from regard.backends.call import Call
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
+from regard.lens.values import StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
@@ -305,6 +306,34 @@ class AssembledWeights:
         return found
 
 
+class AssembledValues(StoredValues):
+    """The values of several calls as those of the run: each position from the latest call that has it."""
+
+    def __init__(self, parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> None:
+        self._parts, self._first, self._rows, self._nk = tuple(parts), tuple(first), tuple(rows), nk
+
+    @property
+    def tensor(self) -> Tensor:
+        """(B, Hkv, Nk, Dv); 0 where a sequence had ended."""
+        last, moved = self._parts[-1].tensor, self._rows[-1]
+        if last.shape[2] == self._nk and moved is None:
+            return last
+        batch = last.shape[0] if moved is None else len(moved)
+        values = last.new_zeros(batch, last.shape[1], self._nk, last.shape[3])
+        missing = torch.ones(batch, self._nk, dtype=torch.bool, device=last.device)
+        for n in reversed(range(len(self._parts))):
+            if not bool(missing.any()):
+                break
+            v, first, rows = self._parts[n].tensor, self._first[n], self._rows[n]
+            here = slice(first, first + v.shape[2])
+            there = torch.tensor([rows is None or rows[b] >= 0 for b in range(batch)], device=last.device)
+            wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
+            own = _batch(v, rows).to(last.device).expand(batch, -1, -1, -1)
+            values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
+            missing[:, here] &= ~wanted
+        return values
+
+
 def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
     """One view of all rows of a run, from its calls in order.
 
@@ -325,6 +354,8 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
     nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
     kept = [v.weights for v in views if v.weights is not None]
     outputs = [v.given_output for v in views if v.given_output is not None]
+    values = [v.kept_values for v in views if v.kept_values is not None]
+    gradients = [v.output_gradient for v in views if v.output_gradient is not None]
     labelled = (
         first[-1] == 0
         and last.sizes[3] == nk
@@ -343,6 +374,10 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
         engine=views[0].engine,
         edited=any(v.edited for v in views),
         overview=any(v.overview for v in views),
+        kept_values=AssembledValues(values, first, rows, nk) if len(values) == len(views) else None,
+        without_values=last.without_values,
+        projection=last.projection,
+        output_gradient=_together(gradients, rows) if len(gradients) == len(views) else None,
     )
 
 
@@ -417,12 +452,12 @@ def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq
     return KnownVisibility(visible, padding, None if usual else start)
 
 
-# ----------------------------------------------------------------------------------------------- kept calls (keep="qk")
+# ------------------------------------------------------------------------------------------ kept calls (keep="qk", "v")
 
 
 @dataclass(eq=False)
-class _RunKeys:
-    """The keys of a run so far, (B, Hkv, Nk, D)."""
+class _Growing:
+    """The keys or values of a run so far, (B, Hkv, Nk, D)."""
 
     tensor: Tensor
 
@@ -430,7 +465,7 @@ class _RunKeys:
 class StepWeights(ComputedWeights):
     """The weights of one step, from keys that it shares with the steps after it."""
 
-    def __init__(self, call: Call, lse: Tensor, keys: _RunKeys) -> None:
+    def __init__(self, call: Call, lse: Tensor, keys: _Growing) -> None:
         self._keys = keys
         super().__init__(call, lse)
 
@@ -444,12 +479,24 @@ class StepWeights(ComputedWeights):
         self._call = replace(call, k=call.k[:, :, :0])
 
 
+class StepValues(StoredValues):
+    """The values of one step: the first of those that it shares with the steps after it."""
+
+    def __init__(self, values: _Growing, count: int) -> None:
+        self._values, self._count = values, count
+
+    @property
+    def tensor(self) -> Tensor:
+        """(B, Hkv, Nk, Dv)."""
+        return self._values.tensor[:, :, : self._count]
+
+
 class CallStore:
-    """Copies of the calls' q and k on a device, added in call order; steps of one run share their keys."""
+    """Copies of the calls' q, k and v on a device, added in call order; steps of one run share keys and values."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
-        self._runs: dict[tuple[int, str], _RunKeys] = {}
+        self._runs: dict[tuple[int, str, str], _Growing] = {}
         self._masks: deque[tuple[int, Tensor]] = deque(maxlen=MASKS)  # address, and the copy
 
     def keep(self, path: str, call: Call, lse: Tensor, link: StepLink, rest_hidden: bool) -> ComputedWeights:
@@ -467,21 +514,30 @@ class CallStore:
             bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
             sinks=None if call.sinks is None else self._copied(call.sinks),
         )
-        run = (threading.get_ident(), path)
-        keys = self._runs.get(run)
+        keys = self._shared(path, "k", k, link, rest_hidden)
+        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
+
+    def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
+        """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""
+        return StepValues(self._shared(path, "v", self._copied(v), link, rest_hidden), v.shape[2])
+
+    def _shared(self, path: str, name: str, x: Tensor, link: StepLink, rest_hidden: bool) -> _Growing:
+        """The tensor that this step shares with those before it, which now is x."""
+        run = (threading.get_ident(), path, name)
+        growing = self._runs.get(run)
         continues = (
-            keys is not None
+            growing is not None
             and link.after is not None
             and not link.first
-            and keys.tensor.shape[2] <= k.shape[2]
-            and torch.equal(keys.tensor[:, :, : link.known], k[:, :, : link.known])
+            and growing.tensor.shape[2] <= x.shape[2]
+            and torch.equal(growing.tensor[:, :, : link.known], x[:, :, : link.known])
         )
-        if keys is None or not continues:
-            keys = self._runs[run] = _RunKeys(k)
-        keys.tensor = k
+        if growing is None or not continues:
+            growing = self._runs[run] = _Growing(x)
+        growing.tensor = x
         if not rest_hidden:
             del self._runs[run]  # what this call saw must stay as it is
-        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
+        return growing
 
     def _copied(self, x: Tensor) -> Tensor:
         # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.layouts import Sides
 from regard.lens import display
 from regard.lens import doctor as doctors
+from regard.lens import rollout as flows
 from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import Diagnosis, merge_paths
 from regard.lens.files import saving
@@ -286,6 +287,71 @@ class Capture:
             ['self_attn']
         """
         saving.save(self, path, overview, photos=photos)
+
+    def rollout(
+        self,
+        token: flows.Tokens = None,
+        *,
+        layers: object = None,
+        heads: str = "mean",
+        residual: float = 0.5,
+        matrix: bool = False,
+    ) -> flows.TokenFlow:
+        """Attention rollout: how much of each input position reaches a token, through all layers. A heuristic.
+
+        The product over the layers of (1 − residual)·A + residual·I, with A the weights joined over heads and rows
+        that sum to 1 (Abnar and Zuidema, 2020). One streamed pass per layer; no N×N matrix is held.
+
+        Args:
+            token: its index, word or kind ("cls"); or several indices as a slice, a range or a list.
+            layers: path patterns or numbers of self-attention modules of one sequence; default all there are. Needed
+                for a model of two sequences, such as an encoder–decoder.
+            heads: "mean" or "max" of the heads' weights.
+            residual: share of the residual connection.
+            matrix: the rows of all tokens, (B, N, N), where they are not too many.
+
+        Returns:
+            A `TokenFlow`: `.scores` (B, N), or (B, n, N) for several tokens; prints as a table of the strongest.
+
+        Raises:
+            LookupError: if q and k were not kept, the layers are not those of one sequence, or there is no such token.
+            IndexError: if there is no such index.
+            ValueError, TypeError: for other arguments, or more rows than can be held.
+
+        Example:
+            >>> import torch, regard
+            >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+            >>> with regard.watch(layer, keep="qk") as seen:
+            ...     _ = layer(torch.zeros(1, 2, 8))
+            >>> seen.rollout(0)
+            rollout, mean over heads, residual 0.5, over 1 layer to 0 (heuristic)
+            token  score
+            ─────  ─────
+                0   0.75
+                1   0.25
+        """
+        return flows.rollout(self, token, layers=layers, heads=heads, residual=residual, matrix=matrix)
+
+    def relevance(self, token: flows.Tokens = None, *, layers: object = None, matrix: bool = False) -> flows.TokenFlow:
+        """Relevance of each input position for a token, by weights and gradients through all layers. A heuristic.
+
+        R ← R + Ā·R over the layers, Ā the mean over heads of max(0, ∂loss/∂A ⊙ A) (Chefer et al., 2021, for
+        self-attention). It needs `watch(model, keep=["qk", "v"], gradients=True)` and loss.backward() in the block; the
+        loss is what the relevance is for, such as the logit of a class.
+
+        Args:
+            token: as for `rollout`: the one that the loss is read from, such as "cls" or −1.
+            layers: as for `rollout`.
+            matrix: as for `rollout`.
+
+        Returns:
+            A `TokenFlow`, as `rollout`. The token's own score has its share of 1 from R = I.
+
+        Raises:
+            LookupError: if q, k, v or gradients were not kept; and as `rollout`.
+            IndexError, ValueError, TypeError: as `rollout`.
+        """
+        return flows.relevance(self, token, layers=layers, matrix=matrix)
 
     def atlas(self, measure: str = "entropy", batch: int | None = None) -> Tensor:
         """One number per run and head, (runs, heads); `row_names` names the rows.

@@ -9,6 +9,7 @@ from regard.checks import check_dense
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, TOP, read_measures
 from regard.lens.measures.weights import ComputedWeights
+from regard.lens.values import StoredValues
 from regard.lens.view import View
 from regard.lens.visibility import summarise_mask
 from regard.op import attention
@@ -57,7 +58,7 @@ def look(
         top: links per row.
 
     Returns:
-        A `View`. Its output carries gradients as that of `attention`; measures carry none. It refers to q and k.
+        A `View`. Its output carries gradients as that of `attention`; measures carry none. It refers to q, k and v.
 
     Raises:
         ValueError: there is no such measure; and as `attention`.
@@ -89,4 +90,5 @@ def look(
         numpy=call.numpy,
         engine=engine,
         links=wanted.top,
+        kept_values=StoredValues(inner.v),
     )

@@ -8,16 +8,25 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
-from regard.lens.measures.weights import Weights, sources
+from regard.lens.measures.weights import ComputedWeights, Part, Weights, grouped_scores, sources
 from regard.lens.overlays import UNPLACED, Overlay, Token, TokenPlacement, make_overlay
 from regard.lens.patterns import Patterns
 from regard.lens.validity import Report, index_among, judge, part_of_axis
+from regard.lens.values import (
+    Attribution,
+    OutputProjection,
+    StoredValues,
+    along,
+    read_projection,
+    through_norm,
+    value_norms,
+)
 from regard.masks.mask import TileGrid
 from regard.masks.patterns import at_positions
 
@@ -32,6 +41,12 @@ PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 BY_TOKEN = ("delimiter", "same token", "induction")
 OVERVIEW = "a file saved with overview=True. Save the capture without overview=True"
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
+NO_GRADIENT = (
+    "call loss.backward() inside `with watch(model, keep=['qk', 'v'], gradients=True)`, without torch.no_grad() and "
+    "without activation checkpointing"
+)
+NO_VALUES = "the values were not kept: watch(model, keep=['qk', 'v']) keeps them"
+LABELS = {"norms": "exact", "gradients": "exact", "weighted_gradients": "first order", "toward": "exact"}
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class View:
 
     Measures: `output`; `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`;
     `top(k)`. Exact weights: `row(i)`, `column(j)`, `tile(rows, cols)`. Per head: `mean(name)`, `patterns()`.
+    With the values (`keep=["qk", "v"]`): `norms(i)`, `toward(direction, i)`; with gradients: `gradients(i)`.
 
     Example:
         >>> import torch, regard
@@ -102,6 +118,11 @@ class View:
     overview: bool = False  # saved with overview=True: without q, k, outputs and links
     placed: TokenPlacement = UNPLACED  # where the tokens lie in an image, and their words
     edited: bool = False  # the model changed the weights after its softmax; these are the ones it applied
+    kept_values: StoredValues | None = None
+    without_values: str = NO_VALUES  # the reason, where there are none
+    projection: OutputProjection | None = None  # of the module that made the call, if it was found
+    without_gradient: str = NO_GRADIENT  # the reason, or what to do, where there is none
+    output_gradient: Tensor | None = None  # (B, H, Nq, Dv) ∂loss/∂output, as `watch(gradients=True)` records it
 
     @property
     def output(self) -> Any:
@@ -194,8 +215,10 @@ class View:
     def how(self, name: str) -> str:
         """Whether a measure's numbers belong to single positions ("exact") or to several together ("pooled").
 
+        Of what is computed from values: "exact", or "first order" for an effect estimated by a gradient.
+
         Args:
-            name: a measure, or "lse"; for "map", the answer is about `map()`.
+            name: a measure, "lse", or a method of the values such as "norms"; for "map", the answer is about `map()`.
 
         Raises:
             ValueError: for an unknown name.
@@ -207,8 +230,10 @@ class View:
             >>> view.how("entropy"), view.how("map")
             ('exact', 'pooled')
         """
+        if name in LABELS:
+            return LABELS[name]
         if name not in ("lse", *NAMES):
-            raise ValueError(f"no measure {name!r}; there are lse, {', '.join(NAMES)}")
+            raise ValueError(f"no measure {name!r}; there are lse, {', '.join((*NAMES, *LABELS))}")
         if name == "map":
             return "exact" if max(self.sizes[2:]) <= self.size else "pooled"
         return "pooled" if name in self.pooled else "exact"
@@ -367,6 +392,175 @@ class View:
         """
         r, c = part_of_axis("rows", rows, self.sizes[2], "queries"), part_of_axis("cols", cols, self.sizes[3], "keys")
         return self._give(self._exact("tile").tile(r, c))
+
+    # -------------------------------------------------------------------------------------------- values and gradients
+
+    @property
+    def values(self) -> Any:
+        """(…, Hkv, Nk, Dv) the values of the call. Raises LookupError if they were not kept."""
+        values = self._values("values")
+        if self.lead is not None:  # (…, H) of the queries, or without heads
+            heads = values.shape[1:2] if len(self.lead) > 1 else ()
+            values = values.reshape((*self.lead[: len(self.lead) - len(heads)], *heads, *values.shape[2:]))
+        return values.cpu().numpy() if self.numpy else values
+
+    def norms(self, i: int, w_o: object = None) -> Any:
+        """‖p_ij · v_j · W_O‖, how much of each key arrives at query i: (…, H, Nk). Kobayashi et al., 2020.
+
+        A key may have a large weight and a value of nearly nothing, as the first token often has. What stands between
+        the weighted sum and the projection, such as a gate or a norm, does not count.
+
+        Args:
+            i: the query; a negative one counts from the end.
+            w_o: the output projection, an nn.Linear or a tensor (H·Dv, d_model); default the one that `watch` found in
+                the module. False: none, which gives ‖p_ij v_j‖.
+
+        Raises:
+            IndexError: if there is no such query.
+            LookupError: if q, k and v were not kept, or no projection is known.
+            TypeError, ValueError: for a projection that does not fit.
+
+        Example:
+            >>> import torch, regard
+            >>> x, values = torch.zeros(2, 4), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+            >>> regard.look(x, x, values).norms(0, w_o=2 * torch.eye(2))
+            tensor([5., 1.])
+        """
+        i = index_among("norms", i, self.sizes[2], "queries")
+        p = self._exact("norms").tile(slice(i, i + 1), slice(None))[:, :, 0].abs()
+        found = value_norms(self._values("norms"), self._projection(w_o))
+        if found.shape[1] != p.shape[1]:
+            found = found.repeat_interleave(p.shape[1] // found.shape[1], 1)
+        # A hidden key adds nothing, whatever its value: a cache of fixed size has anything behind its end.
+        return self._give(torch.where(p == 0, 0.0, p * found.to(p)))
+
+    def gradients(self, i: int) -> Any:
+        """∂loss/∂p_ij = ∂loss/∂o_i · v_j of query i: (…, H, Nk), also for keys that are hidden.
+
+        Raises:
+            IndexError: if there is no such query.
+            LookupError: if v or the gradient was not kept, or the call had dropout.
+
+        Example:
+            >>> import torch, regard
+            >>> x, values = torch.zeros(2, 4), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+            >>> view = regard.look(x, x, values)
+            >>> view.output_gradient = torch.ones(1, 1, 2, 2)
+            >>> view.gradients(0), view.weighted_gradients(0)
+            (tensor([7., 1.]), tensor([3.5000, 0.5000]))
+        """
+        i = index_among("gradients", i, self.sizes[2], "queries")
+        return self._give(self.gradient_tile(slice(i, i + 1), "gradients")[:, :, 0])
+
+    def weighted_gradients(self, i: int) -> Any:
+        """p_ij · ∂loss/∂p_ij of query i, (…, H, Nk): to first order, what the loss owes to each weight.
+
+        The sum over the keys is ∂loss/∂o_i · o_i. Raises as `gradients`, and LookupError if q and k were not kept.
+        """
+        i = index_among("weighted_gradients", i, self.sizes[2], "queries")
+        return self._give(self.weighted_gradient_tile(slice(i, i + 1), "weighted_gradients")[:, :, 0])
+
+    def toward(
+        self,
+        direction: Tensor,
+        i: int,
+        *,
+        w_o: object = None,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+    ) -> Attribution:
+        """Direct logit attribution: p_ij · (v_j W_O) · direction, what each key of query i adds along a direction.
+
+        With the unembedding of a token as the direction and the model's final norm, this is the part of the token's
+        logit that goes from this head straight to the output. What later layers make of it does not count.
+
+        Args:
+            direction: (d_model,), for example lm_head.weight[mary] − lm_head.weight[john]; or (B, d_model).
+            i: the query.
+            w_o: as for `norms`.
+            norm: the final norm, a LayerNorm or an RMSNorm, with its scale frozen at that of `residual`.
+            residual: (d_model,) or (B, d_model), what went into the final norm at query i.
+
+        Returns:
+            An `Attribution`: `.scores` (…, H, Nk); prints as a table of the strongest.
+
+        Raises:
+            IndexError: if there is no such query.
+            LookupError: if q, k and v were not kept, or no projection is known.
+            TypeError, ValueError: for a direction, norm or projection that does not fit.
+
+        Example:
+            >>> import torch, regard
+            >>> x, values = torch.zeros(2, 4), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+            >>> regard.look(x, x, values).toward(torch.tensor([0.0, 1.0]), 0, w_o=torch.eye(2)).scores
+            tensor([2.0000, 0.5000])
+        """
+        # 1. Check the arguments.
+        i = index_among("toward", i, self.sizes[2], "queries")
+        if w_o is False:
+            raise ValueError("toward needs the output projection: a direction lies behind it; pass w_o=")
+        projection = self._projection(w_o)
+        assert projection is not None
+        given = {"direction": direction} | ({} if norm is None else {"residual": residual})
+        batch, wide = self.sizes[0], projection.shape[-1]
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                hint = ", which went into the norm at query i: its scale is frozen there" if name == "residual" else ""
+                raise TypeError(f"toward needs {name}=, a tensor ({wide},){hint}; got {type(x).__name__}")
+            if tuple(x.shape) not in ((wide,), (1, wide), (batch, wide)):
+                raise ValueError(f"{name} must be ({wide},) or ({batch}, {wide}), got {tuple(x.shape)}")
+        if norm is None and residual is not None:
+            raise ValueError("residual= is what goes into the final norm: pass norm= too, or leave it out")
+        # 2. The direction before the norm; the weights; their product with the values.
+        direction = direction.detach()
+        if norm is not None and residual is not None:
+            direction = through_norm(norm, residual, direction)
+        p = self._exact("toward").tile(slice(i, i + 1), slice(None))[:, :, 0]
+        parts = along(self._values("toward"), projection, direction)
+        scores = torch.where(p == 0, 0.0, p * parts.to(p))
+        through = "" if norm is None else f" through {type(norm).__name__} with its scale frozen"
+        rows = tuple(f"head {h}" for h in range(self.sizes[1]))
+        title = f"direct path from query {i} along a direction{through}"
+        return Attribution(self._give(scores), title, "exact", self.placed.words, rows)
+
+    def gradient_tile(self, rows: Part, what: str) -> Tensor:
+        """∂loss/∂P of some queries and all keys, (B, H, rows, Nk). Raises as `gradients`; `what` is for messages."""
+        values, gradient = self._values(what), self.output_gradient
+        if gradient is None:
+            raise LookupError(f"{what} needs the gradient of the attention's output: {self.without_gradient}")
+        made_of = () if self.weights is None else sources(self.weights)
+        if dropout := [s.call.dropout for s in made_of if isinstance(s, ComputedWeights) and s.call.dropout]:
+            raise LookupError(f"the call dropped weights at random (dropout {dropout[0]:g}): run model.eval() first")
+        wide = torch.promote_types(values.dtype, torch.float32)
+        return grouped_scores(gradient[:, :, rows].to(values.device, wide), values.to(wide))
+
+    def weighted_gradient_tile(self, rows: Part, what: str) -> Tensor:
+        """P ⊙ ∂loss/∂P of some queries and all keys, (B, H, rows, Nk); 0 for a hidden key. Raises as `gradients`."""
+        gradients = self.gradient_tile(rows, what)
+        p = self._exact(what).tile(rows, slice(None))
+        return torch.where(p == 0, 0.0, p * gradients.to(p))
+
+    def _values(self, what: str) -> Tensor:
+        if self.kept_values is None:
+            raise LookupError(f"{what} needs the values: {OVERVIEW if self.overview else self.without_values}")
+        return self.kept_values.tensor
+
+    def _projection(self, w_o: object) -> Tensor | None:
+        """The output projection (H, Dv, d_model) that is given or was found; None for w_o=False."""
+        if w_o is False:
+            return None
+        heads, width = self.sizes[1], self._values("the output projection").shape[-1]
+        if w_o is not None:
+            return read_projection(w_o, heads, width)
+        if self.projection is None:
+            raise LookupError(
+                f"the output projection of {self.placed.path or 'this attention'} is not known: pass w_o=, an "
+                f"nn.Linear or a tensor ({heads} heads × {width} = {heads * width}, d_model); for norms, w_o=False "
+                "leaves it out"
+            )
+        return self.projection.per_head(heads, width)
+
+    # ----------------------------------------------------------------------------------------------------------- images
 
     def overlay(
         self,

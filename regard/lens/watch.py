@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from threading import RLock
+from threading import RLock, local
 from types import TracebackType
 from typing import Any
 from weakref import ref
@@ -25,13 +25,16 @@ from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.overlays import read_layouts
-from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
+from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
+from regard.lens.taps.interception import InterceptedCall, Interceptor
+from regard.lens.values import StoredValues, find_projection
 from regard.lens.view import KeyTokens, KnownVisibility, View
 from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
-KEEP = ("qk", "output")
+KEEP = ("qk", "v", "output")
+KEPT = "keep must be 'qk', 'v' or 'output', or several of them in a list"
 DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
 MARKS_OF_SPACE = "Ġ▁ "  # what tokenizers put before a word to say that a space was there
 
@@ -42,6 +45,11 @@ NO_REASON = (
     "way that is not known here"
 )
 COMPILED = "it is inside compiled code, of which only torch's fused kernels are seen; watch the model uncompiled"
+
+BY_HAND = (
+    "this softmax is written by hand, and the values that it meets are not read: use torch's SDPA "
+    "(attn_implementation='sdpa'), or watch(model, gradients=True), which reads them"
+)
 
 COMPILED_CALL = "compiled_call"
 """Stands for a module's name where compiled code makes several calls, before the number of the call."""
@@ -58,6 +66,7 @@ def watch(
     tokens: object = None,
     layouts: object = None,
     device: str | torch.device | None = None,
+    gradients: bool = False,
 ) -> WatchContext:
     """Record and measure every attention call that a model makes inside the block.
 
@@ -81,14 +90,17 @@ def watch(
         model: any nn.Module.
         layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
         measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
-        keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; or both in a
-            list.
+        keep: "qk" keeps what exact rows, tiles, other maps and links need, "v" the values for `View.norms` and
+            `View.toward`, "output" each call's result; or several in a list, as ["qk", "v"].
         size: rows and columns of the map.
         top: links per row.
         tokens: the words (or token numbers) of the input, (N,) or one row per batch row: labels, and for patterns by
             token.
         layouts: what the tokens are and where they lie in an image, for `View.overlay`: as for `Capture.layouts`.
         device: where measures and what is kept go, for example "cpu"; default where the model computed them.
+        gradients: record the gradient of each call's output when loss.backward() runs in the block, for
+            `View.gradients` and `Capture.relevance`; needs keep=["qk", "v"]. Several backward passes add up, as in
+            `.grad`. The model's own gradients keep their bits.
 
     Returns:
         A context manager, to be entered once; it gives a `Capture` that fills while the model runs.
@@ -102,6 +114,12 @@ def watch(
     options = read_watch_options(
         layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device
     )
+    if not isinstance(gradients, bool):
+        raise TypeError(f"gradients must be True or False, got {type(gradients).__name__}")
+    if gradients and not {"qk", "v"} <= options.keep:
+        raise ValueError(
+            "gradients=True needs the weights and values too: watch(model, keep=['qk', 'v'], gradients=True)"
+        )
     if layouts is not None:
         read_layouts(layouts)  # raises for what is no layout; whether they fit is known when the model has run
     for path, layer in model.named_modules():
@@ -113,7 +131,7 @@ def watch(
                 stacklevel=2,
             )
             break
-    return WatchContext(model, options, layouts)
+    return WatchContext(model, options, layouts, gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -185,10 +203,10 @@ def read_watch_options(
     # 3. What to keep, and where.
     kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
     if not isinstance(kept, Iterable):
-        raise TypeError(f"keep must be 'qk', 'output' or both in a list, got {type(keep).__name__}")
+        raise TypeError(f"{KEPT}; got {type(keep).__name__}")
     kept = list(kept)
     if unknown := [name for name in kept if name not in KEEP]:
-        raise ValueError(f"keep must be 'qk', 'output' or both in a list, got {unknown[0]!r}")
+        raise ValueError(f"{KEPT}; got {unknown[0]!r}")
     if device is not None:
         if not isinstance(device, (str, torch.device)):
             raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
@@ -247,7 +265,9 @@ if hasattr(os, "register_at_fork"):
 class WatchContext:
     """What `watch` returns: enter it with `with`, once; it gives a `Capture` that fills while the model runs."""
 
-    def __init__(self, model: nn.Module, options: WatchOptions, layouts: object = None) -> None:
+    def __init__(
+        self, model: nn.Module, options: WatchOptions, layouts: object = None, gradients: bool = False
+    ) -> None:
         self.model, self.options, self.layouts = model, options, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, options.words)
@@ -265,7 +285,13 @@ class WatchContext:
                 with _LOCK:
                     watching._runs.returned(rows, passes)
 
+        def intercept(call: InterceptedCall) -> tuple[None, Tensor] | None:
+            watching = mine()
+            return None if watching is None else watching._intercepted(call)
+
         self._taps = Taps(model, record, returned)
+        self._interceptor = Interceptor(model, intercept) if gradients else None
+        self._awaited = local()  # in each thread, a call that was intercepted and is about to be reported
         self._runs, self._store = RunTracker(), CallStore(options.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
         # Path, numbered in compiled code → calls recorded; in the order of first calls.
@@ -278,6 +304,8 @@ class WatchContext:
             raise RuntimeError("this watch was entered before, and its capture is made; call regard.watch(…) anew")
         try:
             self._taps.__enter__()
+            if self._interceptor is not None:
+                self._interceptor.__enter__()
             self._entered = True
             return self.capture
         except BaseException:
@@ -291,11 +319,17 @@ class WatchContext:
         if not self._entered:
             raise RuntimeError("this watch was never entered: write `with regard.watch(model) as seen:`")
         try:
+            if self._interceptor is not None:
+                self._interceptor.__exit__(kind, problem, where)
             self._taps.__exit__(kind, problem, where)
         except BaseException:
             self._taps.close()
             raise
         self._runs.close()
+        if self._interceptor is not None:
+            for seen in self.capture.records:
+                if seen.view is not None and seen.path in self._interceptor.reasons:
+                    seen.view.without_gradient = f"{seen.path!r}: {self._interceptor.reasons[seen.path]}"
         self.capture.unseen.update(self._name_unseen())
         sizes = [r.view.sizes for r in self.capture.records if r.view is not None]
         words = self.options.words if kind is None else None
@@ -384,8 +418,30 @@ class WatchContext:
             if record.view is not None:
                 self._counts[place] = record.n + 1
             self.capture.records.append(record)
-        if record.view is not None and weights is not None and "qk" in self.options.keep:
-            record.view.weights = self._kept(record, place, weights, sight)
+        if record.view is not None and weights is not None:
+            self._keep(record, place, weights, sight, observed)
+        awaited, self._awaited.call = getattr(self._awaited, "call", None), None
+        if awaited is not None and awaited.path == path and record.view is not None:
+            _record_gradient(record.view, awaited.output, self.options.device)
+
+    def _intercepted(self, call: InterceptedCall) -> tuple[None, Tensor] | None:
+        """Ask for the gradient of a call's output. FlexAttention and softmaxes by hand get the output passed on."""
+        try:
+            if call.source != "softmax":
+                self._awaited.call = call  # its record comes next
+                return (None, call.output) if call.source == "flex" else None
+            with _LOCK:  # its record was made before
+                latest = next((r for r in reversed(self.capture.records) if r.path == call.path), None)
+            view = None if latest is None else latest.view
+            if view is None or view.sizes != call.sizes or call.values is None:
+                return None
+            view.kept_values = StoredValues(_copied(call.values.detach(), self.options.device))
+            view.projection = find_projection(self.model, call.path, view.sizes[1] * call.values.shape[-1])
+            _record_gradient(view, call.output, self.options.device)
+            return None, call.output
+        except Exception as problem:  # whatever is wrong with us, the model must run
+            self._taps.errors.append((call.path, without_frames(problem)))
+            return None
 
     def _link(self, observed: ObservedCall, place: str, n: int, view: View | None) -> StepLink | None:
         """Which earlier call this one continues; None for one that could not be read."""
@@ -406,21 +462,33 @@ class WatchContext:
 
         return self._runs.link(place, n, sizes, observed.kind, marks, offset)
 
-    def _kept(self, record: Record, place: str, weights: Weights, sight: MaskSummary | None) -> Weights:
-        """A copy of the weights, or of what computes them."""
-        device, link = self.options.device, record.link
+    def _keep(
+        self, record: Record, place: str, weights: Weights, sight: MaskSummary | None, observed: ObservedCall
+    ) -> None:
+        """Keep copies of the weights, or of what computes them, and of the values, as `options.keep` says."""
+        view, link, keep, device = record.view, record.link, self.options.keep, self.options.device
+        assert view is not None
         if isinstance(weights, StoredWeights):
-            scores = None if weights.scores is None else _moved(weights.scores, device)
-            copy = _copied(weights.weights, device)  # the model may have given its weights to others
-            return StoredWeights(copy, scores, edited=weights.edited)
+            view.without_values = BY_HAND if "v" in keep else view.without_values
+            if "qk" in keep:
+                scores = None if weights.scores is None else _moved(weights.scores, device)
+                copy = _copied(weights.weights, device)  # the model may have given its weights to others
+                view.weights = StoredWeights(copy, scores, edited=weights.edited)
+            return
         assert isinstance(weights, ComputedWeights)
         assert link is not None
         assert sight is not None
+        assert observed.call is not None
         written = link.known + sight.nq  # keys so far; a cache of fixed size has room behind them
         rest_hidden = written >= sight.nk or not bool(
             (sight.survey.last >= written).any() | (sight.survey.unhidden > 0).any()
         )
-        return self._store.keep(place, weights.call, weights.lse, link, rest_hidden)
+        if "qk" in keep:
+            view.weights = self._store.keep(place, weights.call, weights.lse, link, rest_hidden)
+        if "v" in keep:
+            values = observed.call.v
+            view.kept_values = self._store.keep_values(place, values, link, rest_hidden)
+            view.projection = find_projection(self.model, observed.path, view.sizes[1] * values.shape[-1])
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
@@ -501,6 +569,18 @@ def _head_facts(view: View, output: Tensor | None) -> dict[str, Tensor]:
         common = output.sum(2, dtype=wide).square().sum(-1) / view.sizes[2]  # what is the same for all queries
         heads["spread"] = ((size - common).clamp(min=0) / size.clamp(min=torch.finfo(wide).tiny)).sqrt()
     return heads
+
+
+def _record_gradient(view: View, output: Tensor, device: torch.device | None) -> None:
+    """Have the gradient of a call's output (B, H, Nq, Dv) put into its view when a backward pass reaches it."""
+
+    def record(gradient: Tensor) -> None:
+        with measuring():
+            new, before = _copied(gradient.detach(), device), view.output_gradient
+            view.output_gradient = new if before is None else before + new
+
+    if output.requires_grad:
+        output.register_hook(record)  # type: ignore[no-untyped-call]
 
 
 def _moved(x: Tensor, device: torch.device | None) -> Tensor:

@@ -33,6 +33,7 @@ from regard.lens.files.container import (
 )
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.values import OutputProjection, StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.lens.visibility import BiasKind, Side, dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
@@ -74,6 +75,8 @@ VIEW = {
     "output": REFERENCE,
     "weights": dict | None,
 }
+MORE = {"values": str | dict, "projection": str, "output_gradient": str | dict}
+"""Of a view, written only if it has them: older versions read on."""
 FACTS = {
     "sizes": list,
     "mask": str,
@@ -194,11 +197,12 @@ def check_runs(records: Sequence[Record]) -> None:
                 f"{start}"
             )
         widths = [
-            [None if x is None else x.shape[-1] for x in (v.given_output, v.held.get("top_key"))]
+            [None if x is None else x.shape[-1] for x in (v.given_output, v.held.get("top_key"), v.output_gradient)]
+            + [None if v.kept_values is None else v.kept_values.tensor.shape[1::2]]
             for v in (before, view)
         ]
         if widths[0] != widths[1]:
-            raise ContentError(f"{where} has outputs or links of another width than what it carries on")
+            raise ContentError(f"{where} has outputs, links or values of another width than what it carries on")
 
 
 # ---------------------------------------------------------------------------------------------------------------- views
@@ -215,7 +219,15 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
         return out.put(f"{name}/{key}", torch.from_numpy(values) if isinstance(values, np.ndarray) else values)
 
     offset = view.place.offset
-    return {
+    more: dict[str, Any] = {}
+    if view.kept_values is not None:
+        v = view.kept_values.tensor
+        more["values"] = put("values", v[:1] if v.shape[0] > 1 and v.stride(0) == 0 else v)
+        if view.projection is not None:
+            more["projection"] = view.projection.path
+    if view.output_gradient is not None:
+        more["output_gradient"] = put("output_gradient", view.output_gradient)
+    return more | {
         **{key: getattr(view, key) for key in ("kind", "size", "links", "numpy", "engine")},
         "sizes": list(view.sizes),
         "lead": None if view.lead is None else list(view.lead),
@@ -232,7 +244,8 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
-    stored = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
+    known = VIEW | {key: kind for key, kind in MORE.items() if isinstance(value, dict) and key in value}
+    stored: dict[str, Any] = dict(zip(known, fields(value, where, known), strict=True))
     sizes, lead, numpy = _sizes(stored["sizes"], where), stored["lead"], stored["numpy"]
     batch, heads, nq, nk = sizes
     if not is_list_of(stored["pooled"], str) or not set(stored["pooled"]) <= {*PER_QUERY, "received"}:
@@ -245,7 +258,7 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         raise ContentError(f"{where}: {values} cannot be")
 
     def take(key: str, shape: tuple[Axis, ...] | None, kind: Kind) -> Tensor | None:
-        return None if stored[key] is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
+        return None if stored.get(key) is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
 
     output = take("output", None, "floats")
     if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
@@ -263,6 +276,12 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
     elif offset is not None and abs(offset) > FARTHEST:
         raise ContentError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}")
     by_key = ((1, batch), nk)
+    v = take("values", ((1, batch), None, nk, None), "floats")
+    if v is not None:
+        v = v.expand(batch, -1, -1, -1)
+        if 0 in v.shape[1::2] or heads % v.shape[1]:
+            raise ContentError(f"{where}: values of shape {tuple(v.shape)} do not go with {heads} heads")
+    gradient = take("output_gradient", (batch, heads, nq, None if v is None else v.shape[-1]), "floats")
     return View(
         sizes=sizes,
         held=held,
@@ -277,6 +296,9 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         numpy=numpy,
         engine=stored["engine"],
         pooled=tuple(stored["pooled"]),
+        kept_values=None if v is None else StoredValues(v),
+        projection=OutputProjection(stored["projection"]) if "projection" in stored else None,
+        output_gradient=gradient,
     )
 
 

@@ -173,6 +173,8 @@ def make_overview(view: View) -> View:
         held=held,
         given_output=None,
         weights=None,
+        kept_values=None,
+        output_gradient=None,
         place=view.place if short else KnownVisibility(offset=view.place.offset),
         tokens=view.tokens if short else KeyTokens(),
         pooled=tuple(pooled),
