@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regard import backends, edits, masks, nn, positions, testing
     from regard.costs import cost
+    from regard.edits import metrics
     from regard.edits.editing import edit
+    from regard.edits.effects import effect, scan
     from regard.edits.survey import survey
     from regard.lens.capture import open
     from regard.lens.look import look
@@ -43,15 +45,18 @@ _HOME = {
     "cost": "regard.costs",
     "edit": "regard.edits.editing",
     "edits": "regard.edits",
+    "effect": "regard.edits.effects",
     "figures": "regard.viz.figures",
     "load": "regard.models.loading",
     "look": "regard.lens.look",
     "masks": "regard.masks",
+    "metrics": "regard.edits.metrics",
     "monitor": "regard.training.monitor",
     "nn": "regard.nn",
     "open": "regard.lens.capture",
     "positions": "regard.positions",
     "recipes": "regard.training.recipes",
+    "scan": "regard.edits.effects",
     "steps": "regard.op",
     "survey": "regard.edits.survey",
     "testing": "regard.testing",
@@ -71,15 +76,18 @@ __all__ = [
     "cost",
     "edit",
     "edits",
+    "effect",
     "figures",
     "load",
     "look",
     "masks",
+    "metrics",
     "monitor",
     "nn",
     "open",
     "positions",
     "recipes",
+    "scan",
     "steps",
     "survey",
     "testing",

@@ -1,0 +1,448 @@
+"""`effect` and `scan`: what an edit does to a model's answer, beside the same edit at random places."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard import tables
+from regard.edits.editing import edit as run_edited
+from regard.edits.metrics import Metric
+from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, ZeroValues, ablate, knock_out
+from regard.lens.capture import Capture
+from regard.lens.watch import watch
+
+__all__ = ["Effect", "Scan", "effect", "scan"]
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an edit did to a metric.
+
+    Attributes:
+        edit: the edit.
+        metric: the metric's name.
+        before: the metric without the edit; 0 for one that compares with the unedited run.
+        after: the metric with it.
+        weight: what a knock-out took away: the mean weight of its edges over the edited rows; None for other edits.
+        controls: after − before of the same edit at random places.
+        p_value: share of random places, this one counted, where the effect is as large; None without controls.
+        method: "exact": the model was run again.
+    """
+
+    edit: Edit | Edits
+    metric: str
+    before: float
+    after: float
+    weight: float | None = None
+    controls: tuple[float, ...] = ()
+    method: Literal["exact", "first order"] = "exact"
+
+    @property
+    def value(self) -> float:
+        """after − before."""
+        return self.after - self.before
+
+    @property
+    def p_value(self) -> float | None:
+        """See above."""
+        if not self.controls:
+            return None
+        as_large = sum(abs(control) >= abs(self.value) for control in self.controls)
+        return (1 + as_large) / (1 + len(self.controls))
+
+    def __repr__(self) -> str:
+        weight = "" if self.weight is None else f", weight {self.weight:.3f}"
+        against = "no controls"
+        if self.controls:
+            mean = sum(map(abs, self.controls)) / len(self.controls)
+            against = f"{len(self.controls)} random places {mean:.4g} on average, p = {self.p_value:.3g}"
+        change = f"{self.before:.4g} → {self.after:.4g} ({self.value:+.4g})" if self.before else f"{self.value:.4g}"
+        return f"{self.edit!r}{weight}\n  {self.metric}: {change}, {self.method}; {against}"
+
+
+def effect(
+    run: Run,
+    model: nn.Module,
+    edit: Edit | Edits,
+    metric: Metric | Callable[[Any], Any],
+    *,
+    controls: int = 20,
+    seed: int = 0,
+) -> Effect:
+    """What an edit does to the model's answer, beside the same edit at random places.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
+    >>> single = regard.edits.knock_out(layer=0, head=1, queries=4, keys=2)
+    >>> found = regard.effect(lambda: layer(x), layer, single, regard.metrics.moved(4))
+    >>> len(found.controls), 0 < found.value < 1
+    (5, True)
+
+    A control of a knock-out hides other keys, as many, that the same queries of the same head see; a control of an edit
+    of heads takes other heads. A knock-out takes the model where it was never trained: a large effect says that the
+    model uses this edge as it is, not what it would have learnt without it.
+
+    Args:
+        run: calls the model and returns its output, the same each time.
+        model: the model that `run` calls, in evaluation mode.
+        edit: of `regard.edits`.
+        metric: of `regard.metrics`, or a function of the output that returns one number.
+        controls: how many random places to try, where there are so many.
+        seed: of the random places.
+
+    Returns:
+        An `Effect`, which prints as a sentence.
+
+    Raises:
+        LookupError, IndexError: the layer, head or position does not exist.
+        ValueError: the mask hides the edges; the model is in training mode or not deterministic; the metric is not one
+            number.
+    """
+    plain, seen = _plain_run(run, model, metric)
+    singles = list(edit)
+    weights = [weight for single in singles if (weight := _check(single, seen)) is not None]
+    before = _number(metric, plain, plain)
+    random_places = random.Random(seed)
+    places = [_controls(single, seen, controls, random_places) for single in singles]
+    count = min(map(len, places), default=0)
+    values = [
+        _measure(run, model, Edits(tuple(own[n] for own in places)), metric, plain) - before for n in range(count)
+    ]
+    after = _measure(run, model, edit, metric, plain)
+    weight = sum(weights) / len(weights) if weights else None
+    return Effect(edit, _name(metric), before, after, weight, tuple(values))
+
+
+# ---------------------------------------------------------------------------------------------------------------- scan
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """The effect of an edit at every place.
+
+    Attributes:
+        values: (layers, heads), (layers, 1), or for edges (layers, heads, keys): after − before; NaN where a layer has
+            fewer heads.
+        weights: for edges, the weights; otherwise None.
+        names: module paths of the layers.
+        metric: the metric's name.
+        method: "exact" or "first order".
+    """
+
+    values: Tensor
+    names: list[str]
+    metric: str
+    method: Literal["exact", "first order"]
+    over: str
+    edit_at: Callable[[tuple[int, ...]], Edit] = field(repr=False)
+    measure: Callable[[Edit], float] = field(repr=False)
+    weights: Tensor | None = None
+
+    def top(self, k: int = 10) -> list[tuple[tuple[int, ...], float]]:
+        """The k places with the largest effects, by size: ((layer, head, …), effect)."""
+        flat = self.values.flatten().nan_to_num(0.0)
+        order = flat.abs().argsort(descending=True, stable=True)[:k].tolist()
+        shape = self.values.shape
+        found = []
+        for at in order:
+            place = tuple(int(n) for n in torch.unravel_index(torch.tensor(at), shape))
+            found.append((place, float(flat[at])))
+        return found
+
+    def confirm(self, k: int = 10) -> list[tuple[tuple[int, ...], float, float]]:
+        """Run the k largest exactly: (place, effect here, exact effect)."""
+        return [(place, value, self.measure(self.edit_at(place))) for place, value in self.top(k)]
+
+    def __repr__(self) -> str:
+        headers = {"heads": ["layer", "head"], "layers": ["layer", ""], "edges": ["layer", "head", "key"]}[self.over]
+        weighed = self.weights is not None
+        rows = []
+        for place, value in self.top(10):
+            shown = [str(n) for n in place] if self.over != "layers" else [str(place[0]), self.names[place[0]]]
+            more = [f"{float(self.weights[place]):.3f}"] if self.weights is not None else []
+            rows.append([*shown, *more, f"{value:+.4g}"])
+        title = f"{self.metric}, {self.method}: the largest of {self.values.numel()} {self.over}"
+        table = tables.text([*headers, *(["weight"] if weighed else []), "effect"], rows, right=range(len(rows[0])))
+        return f"{title}\n\n{table}"
+
+
+def scan(
+    run: Run,
+    model: nn.Module,
+    metric: Metric | Callable[[Any], Any],
+    *,
+    over: str = "heads",
+    method: str = "exact",
+    query: int | None = None,
+    progress: bool = False,
+) -> Scan:
+    """The effect of ablating every head or layer, or of knocking out every edge of one query.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
+    >>> regard.scan(lambda: layer(x), layer, regard.metrics.moved(4)).values.shape
+    torch.Size([1, 2])
+
+    Args:
+        run: as for `effect`.
+        model: as for `effect`.
+        metric: as for `effect`.
+        over: "heads" and "layers" set outputs to 0; "edges" knocks out each key of `query` in every head.
+        method: "exact" runs the model for each place; "gradient" runs it once, forward and backward, and gives the
+            first order; `confirm` then runs the largest exactly.
+        query: position of the query, for edges.
+        progress: show how far it is on stderr.
+
+    Returns:
+        A `Scan`, which prints the largest effects.
+
+    Raises:
+        ValueError: unknown `over` or `method`, no query, or a metric without a gradient.
+    """
+    if over not in ("heads", "layers", "edges") or method not in ("exact", "gradient"):
+        raise ValueError(
+            f"over must be 'heads', 'layers' or 'edges' and method 'exact' or 'gradient'; got {over!r} and {method!r}"
+        )
+    if (over == "edges") != (query is not None):
+        raise ValueError("query= is the position whose edges are scanned: give it with over='edges' alone")
+    if method == "gradient" and isinstance(metric, Metric) and metric.relative:
+        raise ValueError(
+            f"{metric} compares with the unedited run, where its gradient is 0: use method='exact', or another metric, "
+            "such as logit_diff"
+        )
+    plain, seen = _plain_run(run, model, metric)
+    before = _number(metric, plain, plain)
+    views = [seen[name] for name in seen.names]
+    heads = max(view.sizes[1] for view in views)
+    names = list(seen.names)
+
+    def edit_at(place: tuple[int, ...]) -> Edit:
+        if over == "layers":
+            return ablate(place[0])
+        return ablate(place[0], place[1]) if over == "heads" else knock_out(place[0], place[1], query, place[2])
+
+    def measure(single: Edit) -> float:
+        return _measure(run, model, single, metric, plain) - before
+
+    if over == "edges":
+        assert query is not None
+        length = max(view.sizes[3] for view in views)
+        weights = torch.full((len(views), heads, length), float("nan"))
+        for n, view in enumerate(views):
+            if not -view.sizes[2] <= query < view.sizes[2]:
+                raise IndexError(f"{names[n]!r} has {view.sizes[2]} queries; there is no query {query}")
+            row = torch.as_tensor(view.row(query))[0].float().cpu()
+            weights[n, : row.shape[0], : row.shape[1]] = row
+        places = [tuple(place) for place in (weights > 0).nonzero().tolist()]
+        values = torch.where(weights == 0, 0.0, float("nan"))
+    else:
+        count = heads if over == "heads" else 1
+        weights, values = None, torch.full((len(views), count), float("nan"))
+        places = [(n, h) for n, view in enumerate(views) for h in range(min(count, view.sizes[1]))]
+    if method == "gradient":
+        _first_order(run, model, metric, values, over, query)
+    else:
+        for number, place in enumerate(places):
+            values[place] = measure(edit_at(place))
+            if progress:
+                print(f"\r{number + 1} of {len(places)} {over}", end="", file=sys.stderr, flush=True)
+        if progress:
+            print(file=sys.stderr)
+    order: Literal["exact", "first order"] = "exact" if method == "exact" else "first order"
+    return Scan(values, names, _name(metric), order, over, edit_at, measure, weights)
+
+
+def _first_order(
+    run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any], values: Tensor, over: str, query: int | None
+) -> None:
+    """Fill in the effects to first order, from one backward pass.
+
+    Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
+    −p(∂L/∂p − Σ p ∂L/∂p).
+    """
+    keep = ["output"] if over != "edges" else ["qk", "v", "output"]
+    with torch.enable_grad(), watch(model, keep=keep, measures=["entropy"], gradients=True) as seen:
+        output = _outputs(metric, model, run)
+        value = _tensor(metric, output, output)
+        if not value.requires_grad:
+            raise ValueError(f"{_name(metric)} has no gradient: the run must not be under torch.no_grad()")
+        torch.autograd.backward(value)
+    for n, name in enumerate(seen.names):
+        view = seen[name]
+        out, gradient = (torch.as_tensor(x).detach().double().cpu() for x in (view.output, view.output_gradient))
+        per_row = (out * gradient).sum(-1)  # (B, H, Nq)
+        if over == "edges":
+            assert query is not None
+            p = torch.as_tensor(view.row(query))[0].double().cpu()
+            weighted = torch.as_tensor(view.weighted_gradients(query))[0].double().cpu()
+            values[n, : p.shape[0], : p.shape[1]] = -(weighted - p * per_row[0, :, query, None]).float()
+        else:
+            per_head = -per_row.sum((0, 2)).float()
+            values[n, : len(per_head)] = per_head if over == "heads" else per_head.sum()
+    model.zero_grad(set_to_none=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, Capture]:
+    """The output without an edit, and a capture of it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout changes its answers: call model.eval() first")
+    with torch.no_grad(), watch(model, keep="qk", measures=["entropy"]) as seen:
+        output = _outputs(metric, model, run)
+    if not seen.names:
+        raise LookupError(f"no attention of {type(model).__name__} ran: `run` must call the model that is given")
+    return output, seen
+
+
+def _measure(
+    run: Run, model: nn.Module, edit: Edit | Edits, metric: Metric | Callable[[Any], Any], plain: Any
+) -> float:
+    with torch.no_grad(), run_edited(model, edit):
+        output = _outputs(metric, model, run)
+    return _number(metric, output, plain)
+
+
+def _outputs(metric: Metric | Callable[[Any], Any], model: nn.Module, run: Run) -> Any:
+    """The run's output, or that of the module that the metric reads."""
+    path = metric.path if isinstance(metric, Metric) else None
+    with _recorded(model, path) as outputs:
+        result = run()
+    if path is None:
+        return result
+    if not outputs:
+        raise LookupError(f"the module {path!r} did not run")
+    return outputs[-1]
+
+
+@contextmanager
+def _recorded(model: nn.Module, path: str | None) -> Iterator[list[Any]]:
+    outputs: list[Any] = []
+    if path is None:
+        yield outputs
+        return
+    modules = dict(model.named_modules())
+    if path not in modules:
+        raise ValueError(f"the model has no module {path!r}")
+    handle = modules[path].register_forward_hook(lambda module, given, out: outputs.append(out))
+    try:
+        yield outputs
+    finally:
+        handle.remove()
+
+
+def _tensor(metric: Metric | Callable[[Any], Any], output: Any, plain: Any) -> Tensor:
+    value = metric.function(output, plain) if isinstance(metric, Metric) else metric(output)
+    value = torch.as_tensor(value)
+    if value.numel() != 1:
+        raise ValueError(
+            f"the metric {_name(metric)} must return one number, and returned {tuple(value.shape)}: pick one, or take "
+            "a mean"
+        )
+    return value.reshape(())
+
+
+def _number(metric: Metric | Callable[[Any], Any], output: Any, plain: Any) -> float:
+    value = float(_tensor(metric, output, plain))
+    if not isfinite(value):
+        raise ValueError(f"the metric {_name(metric)} is {value}")
+    return value
+
+
+def _name(metric: Metric | Callable[[Any], Any]) -> str:
+    return metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
+
+
+def _check(single: Edit, seen: Capture) -> float | None:
+    """Raise for an edit that would change nothing; the mean weight of a knock-out's edges, None for other edits."""
+    if isinstance(single, Add):
+        return None
+    layer, names = getattr(single, "layer", None), seen.names
+    if isinstance(layer, int) and not 0 <= layer < len(names):
+        raise LookupError(f"{single!r}: there is no layer {layer}; the model has {len(names)}, 0 to {len(names) - 1}")
+    if isinstance(layer, str) and layer not in names:
+        raise LookupError(f"{single!r}: no attention ran in {layer!r}; it ran in {', '.join(names[:8])}")
+    view = seen[0 if layer is None else layer]
+    _, heads, nq, nk = view.sizes
+    for head in _listed(getattr(single, "head", None)):
+        if head >= heads:
+            raise IndexError(f"{single!r}: the layer has {heads} heads, 0 to {heads - 1}")
+    queries = getattr(single, "queries", None)
+    for name, positions, count in (("query", queries, nq), ("key", getattr(single, "keys", None), nk)):
+        for at in _listed(positions):
+            if not -count <= at < count:
+                raise IndexError(f"{single!r}: there is no {name} at {at}; the run has {count} positions")
+    if not isinstance(single, KnockOut) or single.edges is not None:
+        return None
+    rows = _places(single.queries, nq)
+    columns = _places(single.keys, nk)
+    picked = _listed(single.head) or list(range(heads))
+    weights = torch.stack([torch.as_tensor(view.row(row))[:, picked][..., columns].sum(-1).mean() for row in rows])
+    if not bool((weights > 0).any()):
+        raise ValueError(f"{single!r}: the mask hides these keys from these queries, so nothing can be knocked out")
+    return float(weights.mean())
+
+
+def _controls(single: Edit, seen: Capture, count: int, rng: random.Random) -> list[Edit]:
+    """The same edit at up to `count` random places, without this one."""
+    if isinstance(single, Add):
+        assert single.vector is not None
+        generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
+        size = single.vector.norm()
+        drawn = [torch.randn(single.vector.shape, generator=generator) for _ in range(count)]
+        return [replace(single, vector=(x / x.norm()).to(single.vector) * size) for x in drawn]
+    layer = getattr(single, "layer", None)
+    if isinstance(single, KnockOut) and single.edges is None and single.keys is not None and layer is not None:
+        # Other keys that the same queries of the same heads see.
+        view = seen[layer]
+        own, rows = set(_places(single.keys, view.sizes[3])), _places(single.queries, view.sizes[2])
+        heads = _listed(single.head) or list(range(view.sizes[1]))
+        visible = torch.stack([torch.as_tensor(view.row(row))[:, heads] > 0 for row in rows]).flatten(0, -2).all(0)
+        free = [key for key in visible.nonzero().view(-1).tolist() if key not in own]
+        if len(own) == 1:
+            rng.shuffle(free)
+            return [replace(single, keys=key) for key in free[:count]]
+        if len(free) < len(own):
+            return []
+        return [replace(single, keys=tuple(sorted(rng.sample(free, len(own))))) for _ in range(count)]
+    # Other heads, or other layers.
+    if layer is None or not isinstance(single, (Ablate, ZeroValues, KnockOut, Patch)):
+        return []
+    number = seen.names.index(layer) if isinstance(layer, str) else layer
+    heads = _listed(single.head)
+    if len(heads) > 1:
+        return []
+    places: list[tuple[int, int | None]] = [
+        (n, head)
+        for n, name in enumerate(seen.names)
+        for head in (range(seen[name].sizes[1]) if heads else (None,))
+        if n != number or (heads and head != heads[0])
+    ]
+    rng.shuffle(places)
+    return [replace(single, layer=n, head=head) for n, head in places[:count]]
+
+
+def _listed(value: Any) -> list[int]:
+    return [] if value is None or isinstance(value, slice) else [value] if isinstance(value, int) else list(value)
+
+
+def _places(positions: Any, count: int) -> list[int]:
+    if positions is None or isinstance(positions, slice):
+        return list(range(count))[positions if positions is not None else slice(None)]
+    return [at % count for at in _listed(positions)]
