@@ -112,7 +112,7 @@ def rollout(capture: Capture, token: Tokens, *, layers: object, heads: str, resi
         raise ValueError(f"residual is the share of the residual connection, from 0 to 1; got {residual}")
 
     def mixed(view: View, rows: Tensor) -> Tensor:
-        weights = _weights(view, "rollout", rows)
+        weights: Tensor = view.tile(rows.tolist(), slice(None))
         joined = weights.mean(1) if heads == "mean" else weights.amax(1)
         at = rows.to(joined.device)
         joined = joined * (1.0 - residual)
@@ -131,13 +131,6 @@ def relevance(capture: Capture, token: Tokens, *, layers: object, matrix: bool) 
         return view.weighted_gradient_tile(rows, "relevance").clamp(min=0).mean(1)
 
     return _follow(capture, token, layers, matrix, "relevance", "relevance by gradients", mixed, keeps=True)
-
-
-def _weights(view: View, what: str, rows: Tensor) -> Tensor:
-    if view.weights is None:
-        view.tile([0], [0])  # raises, and says how to keep q and k
-    assert view.weights is not None, what
-    return view.weights.tile(rows, slice(None))
 
 
 def _follow(

@@ -542,7 +542,8 @@ class View:
 
     def _values(self, what: str) -> Tensor:
         if self.kept_values is None:
-            raise LookupError(f"{what} needs the values: {OVERVIEW if self.overview else self.without_values}")
+            reason = f"they are not in {OVERVIEW}" if self.overview else self.without_values
+            raise LookupError(f"{what} needs the values of the call: {reason}")
         return self.kept_values.tensor
 
     def _projection(self, w_o: object) -> Tensor | None:

@@ -310,6 +310,8 @@ class WatchContext:
             return self.capture
         except BaseException:
             self._entered = False
+            if self._interceptor is not None:
+                self._interceptor.__exit__(None, None, None)
             self._taps.close()
             raise
 
