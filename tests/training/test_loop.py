@@ -3,11 +3,9 @@
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
