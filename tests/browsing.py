@@ -62,7 +62,7 @@ def browsing() -> Iterator[Any]:
     playwright.expect.set_options(timeout=PATIENCE * 1000)
     root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium refuses to run in its sandbox
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if root else [])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", *["--no-sandbox"] * root])
         try:
             yield browser
         finally:

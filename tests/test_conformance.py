@@ -1,7 +1,7 @@
 """Every backend against the definition, over the whole grid of regard.testing, and over random calls."""
 
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from math import inf
 
 import hypothesis.strategies as st
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 
 import regard
-from regard import masks
+from regard import masks, testing
 from regard.masks import rules, tiles
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, assert_rule, cases, conform, largest_error
 
@@ -42,21 +42,43 @@ def uncompiled_flex():
         yield
 
 
-def refusal(backend, case, dtype, device):
-    """explain's reason why the backend cannot, or None."""
-    if backend == "auto":
-        return None
+@pytest.fixture(scope="module")
+def definition_once():
+    """Compute the definition of a case, baseline and truth, once for all backends; its gradients always."""
+    kept, differentiate = {}, testing._differentiate
+
+    def once(attention, q, k, v, extra, gradient):
+        if attention not in (testing._definition, testing._backwards):
+            return differentiate(attention, q, k, v, extra, gradient)
+        key = attention, q.dtype, given
+        if key not in kept:
+            kept[key] = differentiate(attention, q, k, v, extra, True)
+        return kept[key]
+
+    def conform_once(attention, case, dtype, device, *, gradient):
+        nonlocal given
+        given = case, dtype, device
+        with pytest.MonkeyPatch.context() as patch:  # here alone: `conform` of other tests computes everything
+            patch.setattr(testing, "_differentiate", once)
+            conform(attention, case, dtype, device, gradient=gradient)
+
+    given = None
+    return conform_once
+
+
+@cache
+def refusals(case, dtype, device):
+    """explain's reason why each backend cannot, or None."""
     q, k, v, extra = case.build(dtype, device)
-    rows = {name: (can, why) for name, can, why in regard.backends.explain(q, k, v, **extra).rows}
-    can, why = rows[backend]
-    return None if can else why
+    rows = regard.backends.explain(q, k, v, **extra).rows
+    return {"auto": None} | {name: None if can else why for name, can, why in rows}
 
 
-def conform_over_masks(backend, dtype, shape, arguments, device):
+def conform_over_masks(backend, dtype, shape, arguments, device, conform=conform):
     refused = []
     for mask in MASKS:
         case = Case(shape, mask, arguments)
-        reason = refusal(backend, case, dtype, device)
+        reason = refusals(case, dtype, device)[backend]
         if reason is not None:
             refused.append(reason)
             continue
@@ -72,9 +94,9 @@ def conform_over_masks(backend, dtype, shape, arguments, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend_agrees_with_the_definition_under_every_mask(
-    backend, dtype, shape, arguments, small_tiles, uncompiled_flex
+    backend, dtype, shape, arguments, small_tiles, uncompiled_flex, definition_once
 ):
-    conform_over_masks(backend, DTYPES[dtype], shape, arguments, "cpu")
+    conform_over_masks(backend, DTYPES[dtype], shape, arguments, "cpu", definition_once)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal and padding", "window per head", "rows without keys"])
@@ -111,7 +133,7 @@ def test_flex_agrees_with_the_definition_under_every_argument_on_a_gpu(arguments
 
 
 def conform_flex_on_gpu(case, dtype):
-    assert refusal("flex", case, dtype, "cuda") is None
+    assert refusals(case, dtype, "cuda")["flex"] is None
     conform(partial(regard.attention, backend="flex"), case, dtype, "cuda")
 
 

@@ -102,12 +102,11 @@ def named(node: ast.AST, inside: str) -> list[str]:
     return []
 
 
-def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+def imports(path: Path, package: Path, modules: set[str], tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, module of the package) for every import in a file, in functions too; '' is the package itself."""
-    modules = {dotted(file, package) for file in package.rglob("*.py")}
     own = dotted(path, package)
     inside = own if path.name == "__init__.py" else own.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         for name in named(node, f"{package.name}.{inside}".rstrip(".")):
             first, _, rest = name.partition(".")
             if first == package.name and not rest.startswith("__"):
@@ -141,10 +140,12 @@ def complaint(own: str, other: str) -> str | None:
 def complaints(package: Path) -> list[str]:
     """Every import in a package that breaks the layering."""
     found = []
-    for path in sorted(package.rglob("*.py")):
-        own = dotted(path, package)
+    names = {path: dotted(path, package) for path in sorted(package.rglob("*.py"))}
+    for path, own in names.items():
         if own:  # the package's own __init__ names all parts, for type checkers and by name on first use
-            broken = ((line, other, complaint(own, other)) for line, other in imports(path, package))
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            read = imports(path, package, {*names.values()}, tree)
+            broken = ((line, other, complaint(own, other)) for line, other in read)
             found += [
                 f"{path.relative_to(package)}:{line}: {own} → {other}: {why}" for line, other, why in broken if why
             ]
@@ -214,17 +215,19 @@ CYCLES = [
 ]
 
 
-def imports_when_run(path: Path, package: Path) -> set[str]:
+def imports_when_run(path: Path, package: Path, modules: set[str]) -> set[str]:
     """The modules that a file imports, in functions too, but for those under `if TYPE_CHECKING`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     lines = {line for node in typing for line in range(node.lineno, (node.body[-1].end_lineno or 0) + 1)}
-    return {other for line, other in imports(path, package) if line not in lines} - {dotted(path, package), ""}
+    read = imports(path, package, modules, tree)
+    return {other for line, other in read if line not in lines} - {dotted(path, package), ""}
 
 
 def import_cycles(package: Path) -> list[set[str]]:
     """The groups of modules of a package that reach each other by imports."""
-    graph = {dotted(path, package): imports_when_run(path, package) for path in package.rglob("*.py")}
+    names = {path: dotted(path, package) for path in package.rglob("*.py")}
+    graph = {name: imports_when_run(path, package, {*names.values()}) for path, name in names.items()}
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()

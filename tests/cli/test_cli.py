@@ -992,6 +992,11 @@ def capture_file(path: str = "run.regard", *, seed: int = 0, times: int = 1, mas
     return path
 
 
+@pytest.fixture(scope="module")
+def capture_bytes(tmp_path_factory) -> bytes:
+    return Path(capture_file(str(tmp_path_factory.mktemp("capture") / "run.regard"))).read_bytes()
+
+
 def parsed(text: str) -> dict:
     return json.loads(text, parse_constant=pytest.fail)
 
@@ -1221,7 +1226,7 @@ def test_look_doctor_and_diff_speak_korean(run):
         (["diff", "run.regard", "run.regard", "--lang", "fr"], r"--lang.*'fr'"),
     ],
 )
-def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message):
+def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message, capture_bytes):
     np.savez("a.npz", **qkv())
     np.savez("x.npz", **dict.fromkeys(("x", "w_q", "w_k", "w_v"), X))
     np.savez("many.npz", **{f"a{n}": X for n in range(11)})
@@ -1229,9 +1234,9 @@ def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message
     Path("text.txt").write_text("a text that is longer than the start of a capture, which is some seventy signs long")
     Path("folder").mkdir()
     Path("folder.npz").mkdir()
-    content = Path(capture_file()).read_bytes()
-    Path("cut.regard").write_bytes(content[:-9])
-    Path("new.regard").write_bytes(content.replace(b'"version":"1"', b'"version":"2"', 1))
+    Path("run.regard").write_bytes(capture_bytes)
+    Path("cut.regard").write_bytes(capture_bytes[:-9])
+    Path("new.regard").write_bytes(capture_bytes.replace(b'"version":"1"', b'"version":"2"', 1))
     regard.lens.capture.Capture("Nothing").save("empty.regard")
     assert re.search(message, fail(*arguments))
 

@@ -251,7 +251,7 @@ def by_triton(call: Call, device: str, blocks: gpu.Blocks | None, wanted: Measur
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy says so where a GPU does not
 @pytest.mark.parametrize("n", range(len(SCALES)))  # the whole grid is for a GPU, below: a call takes a second here
 def test_the_triton_engine_measures_as_dense_fp64_does(n, kernels_run_here):
-    d, mask = HEADS[n % 3], list(MASKS)[n // 2 % 3]
+    d, mask = (16, 24, 40)[n % 3], list(MASKS)[n // 2 % 3]  # in fp64 the kernels walk d by columns
     dtype = DTYPES[n % 2] if n > 1 else torch.float32  # products of bf16 are beyond the interpreter
     call = drawn(SCALES[n], d, dtype, mask=MASKS[mask])
     judge(by_triton(call, kernels_run_here, SMALL), call, f"{SCALES[n]:g}, D {d}, {mask}")

@@ -3,11 +3,9 @@
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -98,27 +96,40 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path):
     assert [line["loss"] for line in logged(parts)] == [line["loss"] for line in logged(whole)]
 
 
-def test_kills_at_random_moments_lose_nothing(tmp_path):
-    script = (
-        "import sys, pathlib, torch; sys.path.insert(0, sys.argv[2]); torch.set_num_threads(1)\n"
-        "from test_loop import run\nrun(pathlib.Path(sys.argv[1]), steps=int(sys.argv[3]))\n"
-    )
-    kills = int(os.environ.get("KILLS", "2"))
-    killed, whole = (
-        [sys.executable, "-c", script, str(tmp_path / x), str(Path(__file__).parent), str(30 * kills)]
-        for x in ("a", "b")
-    )
-    draws, log = random.Random(3), tmp_path / "a" / "log.jsonl"
-    for _ in range(kills):
-        written = log.stat().st_mtime_ns if log.exists() else 0
-        process = subprocess.Popen(killed)
-        while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == written):
-            time.sleep(0.002)  # until it trains, then somewhere in the next steps
+KILLING = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[1])
+from test_loop import run
+torch.set_num_threads(1)
+out, kills, draws = Path(sys.argv[2]), int(sys.argv[3]), random.Random(3)
+log = out / "log.jsonl"
+for _ in range(kills):
+    written = log.stat().st_mtime_ns if log.exists() else 0
+    child = os.fork()
+    if child == 0:
+        run(out, steps=30 * kills)
+        os._exit(0)
+    ended = 0
+    while not ended and (not log.exists() or log.stat().st_mtime_ns == written):
+        time.sleep(0.002)  # until it trains, then somewhere in the next steps
+        ended, _ = os.waitpid(child, os.WNOHANG)
+    if not ended:
         time.sleep(draws.uniform(0.0, 0.2))
-        process.kill()
-        process.wait()
-    for command in (killed, whole):
-        subprocess.run(command, check=True)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+run(out, steps=30 * kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_kills_at_random_moments_lose_nothing(tmp_path):
+    """In a process that has imported everything once: each run that is killed is a fork of it."""
+    kills = int(os.environ.get("KILLS", "2"))
+    command = [sys.executable, "-c", KILLING, str(Path(__file__).parent), str(tmp_path / "a"), str(kills)]
+    subprocess.run(command, check=True)
+    run(tmp_path / "b", steps=30 * kills)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
