@@ -59,15 +59,20 @@ PUBLIC = [
     "build",
     "check",
     "cost",
+    "edit",
+    "edits",
+    "effect",
     "figures",
     "load",
     "look",
     "masks",
+    "metrics",
     "monitor",
     "nn",
     "open",
     "positions",
     "recipes",
+    "scan",
     "steps",
     "survey",
     "testing",
@@ -312,7 +317,7 @@ def test_public_name_stays_the_same_once_every_module_is_imported(name):
     for module in modules():
         importlib.import_module(module)
     assert getattr(regard, name) is value
-    assert inspect.ismodule(value) == (name in ("figures", "recipes") or f"regard.{name}" in modules())
+    assert inspect.ismodule(value) == (name in ("figures", "metrics", "recipes") or f"regard.{name}" in modules())
 
 
 def test_unknown_name_is_refused_with_the_names_there_are():

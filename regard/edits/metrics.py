@@ -95,8 +95,8 @@ def moved(token: int, *, path: str | None = None, batch: int = 0) -> Metric:
     """How far the vector of a token moves: ‖h − h₀‖ ÷ ‖h₀‖.
 
     >>> import torch
-    >>> float(moved(0).function(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[3.0, 0.0]]])).__round__(3))
-    1.333
+    >>> float(moved(0).function(torch.tensor([[[4.0, 4.0]]]), torch.tensor([[[4.0, 0.0]]])))
+    1.0
 
     Args:
         token: its position.
