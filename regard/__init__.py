@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard.edits import metrics
     from regard.edits.editing import edit
     from regard.edits.effects import effect, scan
+    from regard.edits.faithfulness import faithful
     from regard.edits.survey import survey
     from regard.lens.capture import open
     from regard.lens.look import look
@@ -46,6 +47,7 @@ _HOME = {
     "edit": "regard.edits.editing",
     "edits": "regard.edits",
     "effect": "regard.edits.effects",
+    "faithful": "regard.edits.faithfulness",
     "figures": "regard.viz.figures",
     "load": "regard.models.loading",
     "look": "regard.lens.look",
@@ -77,6 +79,7 @@ __all__ = [
     "edit",
     "edits",
     "effect",
+    "faithful",
     "figures",
     "load",
     "look",

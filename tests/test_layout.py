@@ -62,6 +62,7 @@ PUBLIC = [
     "edit",
     "edits",
     "effect",
+    "faithful",
     "figures",
     "load",
     "look",
