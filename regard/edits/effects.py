@@ -247,10 +247,10 @@ def scan(
             row = torch.as_tensor(view.row(query))[0].float().cpu()
             weights[n, : row.shape[0], : row.shape[1]] = row
         places = [tuple(place) for place in (weights > 0).nonzero().tolist()]
-        values = torch.where(weights == 0, 0.0, float("nan"))
+        values = torch.where(weights == 0, 0.0, float("nan")).double()
     else:
         count = heads if over == "heads" else 1
-        weights, values = None, torch.full((len(views), count), float("nan"))
+        weights, values = None, torch.full((len(views), count), float("nan"), dtype=torch.float64)
         places = [(n, h) for n, view in enumerate(views) for h in range(min(count, view.sizes[1]))]
     if method == "gradient":
         _first_order(run, model, metric, values, over, query)
@@ -273,7 +273,7 @@ def _first_order(
     Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
     −p(∂L/∂p − Σ p ∂L/∂p).
     """
-    keep = ["output"] if over != "edges" else ["qk", "v", "output"]
+    keep = ["qk", "v", "output"]
     with torch.enable_grad(), watch(model, keep=keep, measures=["entropy"], gradients=True) as seen:
         output = _outputs(metric, model, run)
         value = _tensor(metric, output, output)
@@ -288,9 +288,9 @@ def _first_order(
             assert query is not None
             p = torch.as_tensor(view.row(query))[0].double().cpu()
             weighted = torch.as_tensor(view.weighted_gradients(query))[0].double().cpu()
-            values[n, : p.shape[0], : p.shape[1]] = -(weighted - p * per_row[0, :, query, None]).float()
+            values[n, : p.shape[0], : p.shape[1]] = -(weighted - p * per_row[0, :, query, None])
         else:
-            per_head = -per_row.sum((0, 2)).float()
+            per_head = -per_row.sum((0, 2))
             values[n, : len(per_head)] = per_head if over == "heads" else per_head.sum()
     model.zero_grad(set_to_none=True)
 
