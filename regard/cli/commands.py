@@ -455,11 +455,11 @@ COMMANDS = (
         "output to 0.",
         "--scan ablates each of the heads or layers in turn, or knocks out each of the edges of --token in every head. "
         "--method gradient takes one pass to the first order, and runs the largest exactly.",
-        "METRIC: moved (how far the vector of --token moves, as a share of its length), kl (of the prediction, in nats), "
-        "'logit: A - B' or 'log-prob: A' of words that are one token, or of a classifier's labels. Predictions are those "
-        "at the mask token, or after the last token.",
-        "Example: regard effect \"The animal didn't cross the street because it was too tired.\" --token it --to animal "
-        "--layer 3 --head 1",
+        "METRIC: moved (how far the vector of --token moves, as a share of its length), kl (of the prediction, in "
+        "nats), 'logit: A - B' or 'log-prob: A' of words that are one token, or of a classifier's labels. Predictions "
+        "are those at the mask token, or after the last token.",
+        "Example: regard effect \"The animal didn't cross the street because it was too tired.\" --token it --to "
+        "animal --layer 3 --head 1",
     ),
     command(
         "serve", "serve", ServeOptions,

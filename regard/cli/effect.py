@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from regard.edits.effects import Effect
     from regard.edits.metrics import Metric
     from regard.edits.values import Edit
-    from regard.models.model import Model
     from regard.models.outputs import ModelOutput
     from regard.session.heads import Layer
     from regard.session.session import Session
@@ -98,8 +97,8 @@ def check_options(options: EffectOptions) -> None:
         raise ValueError(f"{what} needs {' and '.join(missing)}, a word of the text or the number of a token{other}")
     if options.method == "gradient" and kind in ("moved", "kl"):
         raise ValueError(
-            f"--method gradient cannot measure {kind!r}, which compares with the unedited run and has no gradient there: "
-            "use --method exact, or --metric 'logit: A - B' or 'log-prob: A'"
+            f"--method gradient cannot measure {kind!r}, which compares with the unedited run and has no gradient "
+            "there: use --method exact, or --metric 'logit: A - B' or 'log-prob: A'"
         )
 
 
@@ -161,7 +160,8 @@ class Place:
             return
         heads = slice(None) if self.head is None else slice(self.head, self.head + 1)
         if all(float(self.weights(layer)[heads].max()) == 0 for layer in self.layers):
-            assert self.token is not None and self.to is not None
+            assert self.token is not None
+            assert self.to is not None
             raise ValueError(
                 f"the mask hides --to {self.word(self.to)!r} (token {self.to.start}) from --token "
                 f"{self.word(self.token)!r} (token {self.token.start}), so there is no link to knock out"
@@ -171,7 +171,9 @@ class Place:
         """What --token gives to --to in each head of a layer, (H,): as `Effect.weight`, a mean over its pieces."""
         import torch
 
-        assert self.token is not None and self.to is not None and layer.start is not None
+        assert self.token is not None
+        assert self.to is not None
+        assert layer.start is not None
         rows = [torch.as_tensor(layer.view.row(query - layer.start))[0] for query in self.token]  # (H, Nk) each
         return torch.stack(rows)[..., list(self.to)].sum(-1).mean(0)
 
@@ -232,8 +234,8 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
     model = place.model
     if place.plain.logits is None or model.task not in (*VOCABULARY_TASKS, "text-classification"):
         raise ValueError(
-            f"--metric {kind} needs the logits of a language model or a text classifier, and {model.family.title} has the "
-            f"task {model.task!r} here: use --metric moved, or another --model"
+            f"--metric {kind} needs the logits of a language model or a text classifier, and {model.family.title} has "
+            f"the task {model.task!r} here: use --metric moved, or another --model"
         )
     position = predicted_position(place) if model.task in VOCABULARY_TASKS else -1
     if kind == "kl":
@@ -278,7 +280,8 @@ def predicted_position(place: Place) -> int:
     if len(places) != 1:
         name = place.model.tokenizer.tokens([mask])[0]
         raise ValueError(
-            f"{place.model.family.title} predicts the word at {name}, and the text has {len(places)} of them: give it one"
+            f"{place.model.family.title} predicts the word at {name}, and the text has {len(places)} of them: write "
+            "one where the word is missing"
         )
     return int(places[0])
 
@@ -322,7 +325,8 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
     title = out.say("layer {layer}, head {head}", layer=layer.index, head=head)
     weight = ""
     if result.weight is not None:
-        assert place.token is not None and place.to is not None
+        assert place.token is not None
+        assert place.to is not None
         title += f": {place.word(place.token)} → {place.word(place.to)}"
         weight = "   " + out.say("weight {weight}", weight=f"{result.weight:.3f}")
     out.print((title, "bold"), weight)
@@ -342,7 +346,8 @@ def show_heads(place: Place, metric: Metric, options: EffectOptions) -> None:
             raise ValueError(f"the metric {metric} is {number}")
         return number
 
-    before, rows, hidden = value(place.plain), [], 0
+    rows: list[dict[str, Any]] = []
+    before, hidden = value(place.plain), 0
     total = sum(layer.view.sizes[1] for layer in place.layers)
     with bar(place.session.name) as tick:
         for layer in place.layers:

@@ -281,7 +281,7 @@ def look_at(
 
 
 def read_ids(model: Model, ids: Tensor) -> ModelOutput:
-    """Run a text model on token ids (1, N), on its device; an encoder-decoder predicts the first token of its answer."""
+    """Run a text model on token ids (1, N); an encoder-decoder predicts the first token of its answer."""
     here = ids.to(model.device)  # where the model is now: it may have moved since
     more = {}
     if isinstance(model, EncoderDecoder):
