@@ -273,7 +273,7 @@ def _first_order(
     Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
     −p(∂L/∂p − Σ p ∂L/∂p).
     """
-    keep = ["qk", "v", "output"]  # `gradients` needs them all
+    keep = ["qk", "v", "output"]
     with torch.enable_grad(), watch(model, keep=keep, measures=["entropy"], gradients=True) as seen:
         output = _outputs(metric, model, run)
         value = _tensor(metric, output, output)
