@@ -67,7 +67,7 @@ def opened(directory: str, text: str) -> tuple[Any, list[str], Callable[[], Any]
     """A model, the labels of a text's tokens, and what runs the model on it."""
     model = regard.load(directory)
     ids = model.tokenizer.batch([text]).input_ids
-    return model, model.tokenizer.tokens(ids[0]), lambda: model(ids)
+    return model, model.tokenizer.tokens(ids[0]), torch.no_grad()(lambda: model(ids))
 
 
 # ------------------------------------------------------------------------------------------------------------- one edit
@@ -129,9 +129,8 @@ def test_word_of_several_tokens_is_edited_as_one(answer, twin):
     pieces = said["token"]
     assert len(pieces) > 1
     assert "".join(tokens[at] for at in pieces) == "because"
-    with torch.no_grad():
-        plain = read().last_hidden_state[0, pieces]
-    with torch.no_grad(), regard.edit(model, edits.knock_out(1, 0, pieces, said["to"])):
+    plain = read().last_hidden_state[0, pieces]
+    with regard.edit(model, edits.knock_out(1, 0, pieces, said["to"])):
         changed = read().last_hidden_state[0, pieces]
     assert said["effect"] == pytest.approx(float((changed - plain).norm() / plain.norm()), rel=1e-5)
 
