@@ -349,7 +349,7 @@ def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
         return [range(int(wanted), int(wanted) + 1)]
     places = find_word(labels, wanted)
     if not places:
-        raise ValueError(f"{name} {wanted!r} is not in the text; 'regard look' lists its tokens with numbers")
+        raise ValueError(f"{name} {wanted!r} is not in the text; 'regard look' without --token lists its tokens")
     return places
 
 
