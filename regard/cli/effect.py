@@ -183,7 +183,7 @@ class Place:
 
     def edit_of(self, layer: Layer, head: int) -> Edit:
         """The edit in a head."""
-        from regard import edits
+        from regard.edits import values as edits
 
         if self.edit == "ablate":
             return edits.ablate(layer.index, head)
@@ -226,7 +226,7 @@ def _positions(tokens: range | None) -> int | list[int]:
 
 def read_metric(place: Place, options: EffectOptions) -> Metric:
     """The metric of --metric. Raises ValueError for one that the model or its tokenizer does not have."""
-    from regard import metrics
+    from regard.edits import metrics
 
     kind, names = split_metric(options.metric)
     if kind == "moved":
@@ -257,7 +257,7 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
 
 def moved(place: Place, options: EffectOptions) -> Metric:
     """How far the vectors of --token move in the last hidden state, of the encoder where there is one."""
-    from regard import metrics
+    from regard.edits import metrics
 
     assert place.token is not None
     at, distance = list(place.token), metrics.moved(0)
