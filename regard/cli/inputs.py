@@ -9,9 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import LoadingOptions, LookOptions
+from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions
 from regard.cli.outputs import bar
 from regard.files import check_file, parsing, read_bounded, read_stream
+from regard.session.labels import find_word
 
 if TYPE_CHECKING:
     import torch
@@ -281,8 +282,8 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     return model
 
 
-def look_model(name: str, options: LookOptions) -> Model:
-    """Load a directory or hub id for `regard look`, with the checkpoint's own head."""
+def look_model(name: str, options: LookOptions | EffectOptions) -> Model:
+    """Load a directory or hub id for `regard look` and `regard effect`, with the checkpoint's own head."""
     from regard.models.loading import load
 
     with bar("/".join(Path(name).parts[-2:])) as tick:
@@ -335,7 +336,24 @@ def require_texts(model: Model, text: str, example: str) -> None:
         )
 
 
-def chosen_layer(layers: Sequence[Layer], options: LookOptions) -> Layer | None:
+def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
+    """The tokens that an option names: one by its number, or each place of a word.
+
+    Raises:
+        IndexError: for a number beyond the text.
+        ValueError: for a word that is not in the text.
+    """
+    if wanted.isascii() and wanted.isdigit():
+        if int(wanted) >= len(labels):
+            raise IndexError(f"{name} {wanted} is out of range: there are {len(labels):,} tokens, counted from 0")
+        return [range(int(wanted), int(wanted) + 1)]
+    places = find_word(labels, wanted)
+    if not places:
+        raise ValueError(f"{name} {wanted!r} is not in the text; 'regard look' without --token lists its tokens")
+    return places
+
+
+def chosen_layer(layers: Sequence[Layer], options: LookOptions | EffectOptions) -> Layer | None:
     """The layer that --layer names, by its number or its module's path; None without it.
 
     Raises:

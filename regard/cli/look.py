@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli import look_image
 from regard.cli.captures import read_session, show_arrays, show_module
-from regard.cli.commands import Lang, LookOptions
+from regard.cli.commands import EffectOptions, Lang, LookOptions
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
     as_text,
     check_device,
     chosen_layer,
+    find_token,
     is_file,
     is_image,
     look_model,
@@ -43,7 +44,7 @@ from regard.cli.outputs import (
     write_session,
 )
 from regard.locale import translate
-from regard.session.labels import find_word, is_word, shown, spelled, word_numbers
+from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
+def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session, int]:
     """Let a model read a text: the session, and the number of tokens of the text before it was cut."""
     from regard.models.text import TextModel
     from regard.session.session import default_model, look_at
@@ -193,14 +194,7 @@ def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[in
     layers = layers if layer is None else [layer]
     if wanted is None:
         return layers, None
-    if wanted.isascii() and wanted.isdigit():
-        if int(wanted) >= len(labels):
-            raise IndexError(f"--token {wanted} is out of range: there are {len(labels):,} tokens, counted from 0")
-        return layers, [int(wanted)]
-    tokens = [place for run in find_word(labels, wanted) for place in run]
-    if not tokens:
-        raise ValueError(f"--token {wanted!r} is not in the text; without --token its tokens are listed with numbers")
-    return layers, tokens
+    return layers, [place for run in find_token(labels, wanted, "--token") for place in run]
 
 
 # -------------------------------------------------------------------------------------------------------------- values

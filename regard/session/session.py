@@ -31,6 +31,7 @@ from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import family_of, load
 from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
@@ -272,19 +273,21 @@ def look_at(
     most = model.max_positions if isinstance(model, TextModel) else None
     ids = model.tokenizer.batch([text], length=most, truncate=truncate).input_ids  # (1, N)
     labels = model.tokenizer.tokens(ids[0])
-
-    def read() -> None:
-        here = ids.to(model.device)  # where the model is now: it may have moved since
-        if isinstance(model, EncoderDecoder):
-            model(here, decoder_input_ids=torch.full((1, 1), model.start, device=model.device))
-        else:
-            model(here)
-
     tell("reading")
-    again = _in_eval_mode(model, read)
+    again = _in_eval_mode(model, lambda: read_ids(model, ids))
     with watch(model, measures=MEASURES, keep="qk", tokens=[labels]) as seen:
         again()
     return Session(_name_of_model(model), seen, tuple(labels), text=text, model=model, again=again)
+
+
+def read_ids(model: Model, ids: Tensor) -> ModelOutput:
+    """Run a text model on token ids (1, N); an encoder-decoder predicts the first token of its answer."""
+    here = ids.to(model.device)  # where the model is now: it may have moved since
+    more = {}
+    if isinstance(model, EncoderDecoder):
+        more = {"decoder_input_ids": torch.full((1, 1), model.start, device=model.device)}
+    output: ModelOutput = model(here, **more)
+    return output
 
 
 def _in_eval_mode(model: Model, read: Callable[[], object]) -> Callable[[], None]:
