@@ -221,13 +221,13 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     output, (_, heads, nq, nk) = intercepted.output, intercepted.sizes
     device = output.device
     first_query, first_key = intercepted.first_query, intercepted.first_key
-    total = max(first_key + nk, first_query + nq)
+    so_far = first_query + nq  # a cache of fixed size has room for more keys behind them
 
     def queries_of(positions: Positions) -> Tensor:
-        return _places(positions, first_query, nq, total if intercepted.kind == "self" else first_query + nq, device)
+        return _places(positions, first_query, nq, so_far, device)
 
     def keys_of(positions: Positions) -> Tensor:
-        return _places(positions, first_key, nk, first_key + nk, device)
+        return _places(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk, device)
 
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)

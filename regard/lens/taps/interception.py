@@ -22,6 +22,7 @@ from torch.library import Library
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.assembly import RunTracker, key_marks
+from regard.lens.facts import read_weights
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -154,7 +155,9 @@ class Interceptor:
         path, call = intercepted.path, intercepted.call
 
         def offset() -> object:
-            return None if call is None else summarise_mask(_detached(call), intercepted.kind).offset
+            if call is None:
+                return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
+            return summarise_mask(_detached(call), intercepted.kind).offset
 
         with self._lock:
             if path not in self.names:
