@@ -25,6 +25,7 @@ from regard.lens.watch import watch
 __all__ = ["Effect", "Scan", "effect", "scan"]
 
 Run = Callable[[], Any]
+KEPT = ["qk", "v", "output"]  # what gradients need
 
 
 @dataclass(frozen=True)
@@ -274,13 +275,12 @@ def _first_order(
     Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
     −p(∂L/∂p − Σ p ∂L/∂p).
     """
-    keep = ["output"] if over != "edges" else ["qk", "v", "output"]
     # Gradients must reach every layer, frozen ones too, and leave nothing in the parameters.
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters() if p.is_floating_point()]
     try:
         for parameter, _, _ in parameters:
             parameter.requires_grad_(True).grad = None
-        with torch.enable_grad(), watch(model, keep=keep, measures=["entropy"], gradients=True) as seen:
+        with torch.enable_grad(), watch(model, keep=KEPT, measures=["entropy"], gradients=True) as seen:
             output = _outputs(metric, model, run)
             value = _tensor(metric, output, output)
             if not value.requires_grad:
