@@ -151,11 +151,11 @@ class EditContext:
             return start + f"the module {single.path!r} did not run, or none of these positions were there"
         layer = getattr(single, "layer", None)
         meant = [layer] if isinstance(layer, str) else names if layer is None else names[layer:][:1]
-        for path in meant:
+        for path in meant if names or isinstance(layer, str) else reasons:
             if path in reasons:
-                return start + f"the attention of {path!r} was seen, but cannot be edited: {reasons[path]}"
+                return start + f"the attention of {path!r} cannot be edited: {reasons[path]}"
         if not names:
-            return start + "no attention of the model ran inside the block"
+            return start + "no attention of the model ran inside the block, in a way that is known here"
         if not applied.calls and number not in self._lengths:
             return (
                 start + f"no attention ran there; the layers that ran are {merge_paths(names)}, 0 to {len(names) - 1}"

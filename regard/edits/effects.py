@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -116,8 +116,9 @@ def effect(
         ValueError: the mask hides the edges; the model is in training mode or not deterministic; the metric is not one
             number.
     """
-    plain, before, layers = _plain_run(run, model, metric)
-    weights = [weight for single in edit if (weight := _check(single, layers)) is not None]
+    plain, before, seen = _plain_run(run, model, metric)
+    layers = _layers(seen)
+    weights = [weight for single in edit if (weight := _check(single, layers, seen.unseen)) is not None]
     random_places = random.Random(seed)
     own = [_numbered(single, layers) for single in edit]
     together = zip(*(_controls(single, own, layers, controls, random_places) for single in own), strict=False)
@@ -227,8 +228,8 @@ def scan(
             f"{metric} compares with the unedited run, where its gradient is 0: use method='exact', or another metric, "
             "such as logit_diff"
         )
-    plain, before, layers = _plain_run(run, model, metric)
-    names, views = list(layers), list(layers.values())
+    plain, before, seen = _plain_run(run, model, metric)
+    names, views = seen.names, list(_layers(seen).values())
     heads = max(own[0].sizes[1] for own in views)
 
     def edit_at(place: tuple[int, ...]) -> Edit:
@@ -327,8 +328,8 @@ def _layers(seen: Capture) -> Layers:
     return layers
 
 
-def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, float, Layers]:
-    """The output without an edit, its metric, and what was seen of it."""
+def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, float, Capture]:
+    """The output without an edit, its metric, and a capture of it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if model.training:
@@ -336,7 +337,9 @@ def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]
     with torch.no_grad(), watch(model, keep="qk", measures=["entropy"]) as seen:
         output = _outputs(metric, model, run)
     if not seen.names:
-        raise LookupError(f"no attention of {type(model).__name__} ran: `run` must call the model that is given")
+        path, reason = next(iter(seen.unseen.items()), ("", "`run` must call the model that is given"))
+        where = f" of {type(model).__name__}" + (f", {path!r}," if path else "")
+        raise LookupError(f"no attention{where} was seen: {reason}")
     before = _number(metric, output, output)
     with torch.no_grad():
         again = _number(metric, _outputs(metric, model, run), output)
@@ -345,7 +348,7 @@ def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]
             f"the run is not deterministic: without an edit, {_name(metric)} is {before:.6g} and then {again:.6g}; "
             "turn off dropout and sampling"
         )
-    return output, before, _layers(seen)
+    return output, before, seen
 
 
 def _measure(
@@ -406,7 +409,7 @@ def _name(metric: Metric | Callable[[Any], Any]) -> str:
     return metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
 
 
-def _check(single: Edit, layers: Layers) -> float | None:
+def _check(single: Edit, layers: Layers, unseen: Mapping[str, str]) -> float | None:
     """Raise for an edit that would change nothing; the mean weight of a knock-out's edges, None for other edits."""
     if isinstance(single, Add):
         return None
@@ -414,7 +417,8 @@ def _check(single: Edit, layers: Layers) -> float | None:
     if isinstance(layer, int) and not 0 <= layer < len(names):
         raise LookupError(f"{single!r}: there is no layer {layer}; the model has {len(names)}, 0 to {len(names) - 1}")
     if isinstance(layer, str) and layer not in names:
-        raise LookupError(f"{single!r}: no attention ran in {layer!r}; it ran in {', '.join(names[:8])}")
+        reason = unseen.get(layer, f"it ran in {', '.join(names[:8])}")
+        raise LookupError(f"{single!r}: no attention was seen in {layer!r}: {reason}")
     meant = names if layer is None else [layer if isinstance(layer, str) else names[layer]]
     weights, problem = [], None
     for view in (view for name in meant for view in layers[name]):

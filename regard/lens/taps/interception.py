@@ -94,7 +94,7 @@ class Interceptor:
 
     Attributes:
         names: module paths in the order of first calls, as in a capture.
-        reasons: path → why its calls were seen but could not be intercepted.
+        reasons: path → why its calls could not be intercepted; complete after the block.
 
     Raises:
         ValueError: the model, or a part of it, is compiled: what runs inside cannot be changed.
@@ -141,6 +141,11 @@ class Interceptor:
         for name in self.names:
             if name not in self._reached:
                 self.reasons.setdefault(name, INFERENCE)
+        for path, shape in self._taps.unconfirmed:
+            if path not in self.names:
+                self.reasons.setdefault(
+                    path, f"its softmax of shape {shape} meets values in a way that is not known here"
+                )
 
     def _observed(self, observed: ObservedCall) -> None:
         """Called by the taps, below autograd: notes the order of calls, and products with values."""
