@@ -251,7 +251,8 @@ def test_an_exact_scan_is_the_effect_of_each_place(over: str) -> None:
     assert tuple(found.values.shape) == {"heads": (2, H), "layers": (2, 1), "edges": (2, H, N)}[over]
     assert found.method == "exact"
     assert found.names == ["layers.0", "layers.1"]
-    for place in torch.cartesian_prod(*map(torch.arange, found.values.shape)).tolist():
+    places = torch.cartesian_prod(*map(torch.arange, found.values.shape)).tolist()
+    for place in places[:: 5 if over == "edges" else 1]:
         if over == "edges" and place[2] > QUERY:
             assert found.values[tuple(place)] == 0  # hidden
             continue
