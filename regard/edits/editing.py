@@ -151,17 +151,17 @@ class EditContext:
             return start + f"the module {single.path!r} did not run, or none of these positions were there"
         layer = getattr(single, "layer", None)
         meant = [layer] if isinstance(layer, str) else names if layer is None else names[layer:][:1]
-        for path in meant:
+        for path in meant if names or isinstance(layer, str) else reasons:
             if path in reasons:
-                return start + f"the attention of {path!r} was seen, but cannot be edited: {reasons[path]}"
+                return start + f"the attention of {path!r} cannot be edited: {reasons[path]}"
         if not names:
-            return start + "no attention of the model ran inside the block"
+            return start + "no attention of the model ran inside the block, in a way that is known here"
         if not applied.calls and number not in self._lengths:
             return (
                 start + f"no attention ran there; the layers that ran are {merge_paths(names)}, 0 to {len(names) - 1}"
             )
         if isinstance(single, KnockOut) and applied.rows:
-            return start + "the mask hides these edges already"
+            return start + "the weight of these edges is 0 already: the mask hides them"
         return start + f"no call had these positions; the calls had {self._lengths.get(number, 0)} positions"
 
     def _on_call(self, intercepted: InterceptedCall) -> tuple[Call | None, Tensor] | None:
@@ -221,13 +221,13 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     output, (_, heads, nq, nk) = intercepted.output, intercepted.sizes
     device = output.device
     first_query, first_key = intercepted.first_query, intercepted.first_key
-    total = max(first_key + nk, first_query + nq)
+    so_far = first_query + nq  # a cache of fixed size has room for more keys behind them
 
     def queries_of(positions: Positions) -> Tensor:
-        return _places(positions, first_query, nq, total if intercepted.kind == "self" else first_query + nq, device)
+        return _places(positions, first_query, nq, so_far, device)
 
     def keys_of(positions: Positions) -> Tensor:
-        return _places(positions, first_key, nk, first_key + nk, device)
+        return _places(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk, device)
 
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)
@@ -412,6 +412,9 @@ def _recompute(
     for part in torch.split(queries, max(1, CELLS // max(1, batch * len(index) * nk))):
         kept = torch.ones(batch, len(index), len(part), nk, dtype=torch.bool, device=device)
         faded = torch.ones_like(kept)  # edges whose weight is taken away without the others growing
+        if knocked:
+            with torch.no_grad():
+                seen = weights_of(part, None) > 0  # a bias of −10,000 hides as a mask does
         for applied, single, at, columns in knocked:
             meant = torch.tensor(_head_list(single, heads), device=device)
             edge = (
@@ -425,10 +428,11 @@ def _recompute(
                 cells = see(b.view(-1, 1, 1, 1), index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j.view(1, 1, 1, -1))
                 edge = edge & cells
             (kept if single.renormalise else faded).logical_and_(~edge)
-            applied._edges.append((edge & weights_of(part, None)[1]).sum())
-        p, visible = weights_of(part, kept)
-        p = p * faded
-        changed = (visible & ~(kept & faded)).any(-1) | whole[index][:, None]  # (B, heads, rows)
+            applied._edges.append((edge & seen).sum())
+        p = weights_of(part, kept) * faded
+        changed = whole[index][:, None].expand(batch, -1, len(part))  # (B, heads, rows)
+        if knocked:
+            changed = changed | (seen & ~(kept & faded)).any(-1)
         # As a model multiplies that makes its weights by hand, or in the precision of the scores.
         new.append(p.to(values.dtype) @ values if intercepted.call is None else p @ values.to(p.dtype))
         replaced.append(changed)
@@ -440,30 +444,31 @@ def _recompute(
     return output
 
 
-WeightsOfRows = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+WeightsOfRows = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def _weights(intercepted: InterceptedCall, parts: _Parts, index: Tensor) -> WeightsOfRows:
-    """A function of rows and of which edges are kept (all if None): their weights, and which edges were visible."""
+    """A function of rows and of which edges are kept (all if None): their weights, 0 where hidden."""
     _, _, nq, nk = intercepted.sizes
     call = intercepted.call
     if call is None:
         applied, scores = intercepted.weights, intercepted.scores
         assert applied is not None
 
-        def stored(rows: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        def stored(rows: Tensor, kept: Tensor | None) -> Tensor:
             p = applied[:, index[:, None], rows]
-            visible = p > 0 if scores is None else scores[:, index[:, None], rows, :nk] > torch.finfo(scores.dtype).min
+            if kept is None and scores is not None:
+                return p * (scores[:, index[:, None], rows, :nk] > torch.finfo(scores.dtype).min)
             if kept is None:
-                return p, visible
+                return p
             if scores is None or (torch.is_grad_enabled() and p.requires_grad):
                 left = p * kept
                 lost = (p * ~kept).sum(-1, keepdim=True)
                 rest = left.sum(-1, keepdim=True) if scores is None or scores.shape[-1] == nk else 1 - lost
-                return left / torch.where(rest == 0, 1.0, rest), visible
+                return left / torch.where(rest == 0, 1.0, rest)
             s = scores[:, index[:, None], rows].to(torch.promote_types(scores.dtype, torch.float32))
             s[..., :nk] = s[..., :nk].masked_fill(~kept, -inf)
-            return _softmax(s)[..., :nk], visible
+            return _softmax(s)[..., :nk]
 
         return stored
 
@@ -473,25 +478,23 @@ def _weights(intercepted: InterceptedCall, parts: _Parts, index: Tensor) -> Weig
     see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
     bias = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
 
-    def computed(rows: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    def computed(rows: Tensor, kept: Tensor | None) -> Tensor:
         at = (b, index.view(1, -1, 1, 1), rows.view(1, 1, -1, 1), j)
         shape = (call.sizes[0], len(index), len(rows), nk)
-        visible = torch.ones(shape, dtype=torch.bool, device=call.device)
+        visible = torch.ones(shape, dtype=torch.bool, device=call.device) if kept is None else kept
         if see is not None:
             visible = visible & see(*at)
-        if kept is None:  # only what is visible is asked for
-            return visible, visible
         with torch.autocast(call.device.type, enabled=False):
             s = (q[:, :, rows] @ k.mT) * call.scale
             if call.softcap is not None:
                 s = call.softcap * torch.tanh(s / call.softcap)
             if bias is not None:
                 s = s + bias(*at)
-            s = s.masked_fill(~(visible & kept), -inf)
+            s = s.masked_fill(~visible, -inf)
             if call.sinks is not None:
                 column = call.sinks.to(s.dtype)[index].view(1, -1, 1, 1).expand(*shape[:3], 1)
                 s = torch.cat([s, column], -1)
-            return _softmax(s)[..., :nk], visible
+            return _softmax(s)[..., :nk]
 
     return computed
 

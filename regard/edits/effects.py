@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from itertools import combinations
+from math import comb, isfinite
 from typing import Any, Literal
 
 import torch
@@ -18,11 +19,13 @@ from regard.edits.editing import edit as run_edited
 from regard.edits.metrics import Metric
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, ZeroValues, ablate, knock_out
 from regard.lens.capture import Capture
+from regard.lens.view import View
 from regard.lens.watch import watch
 
 __all__ = ["Effect", "Scan", "effect", "scan"]
 
 Run = Callable[[], Any]
+KEPT = ["qk", "v", "output"]  # what gradients need
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,11 @@ def effect(
     (5, True)
 
     A control of a knock-out hides other keys, as many, that the same queries of the same head see; a control of an edit
-    of heads takes other heads. A knock-out takes the model where it was never trained: a large effect says that the
-    model uses this edge as it is, not what it would have learnt without it.
+    of heads takes other heads, of layers with as many queries and keys. No two controls are the same, and none is a
+    place of the edit. A module that runs several times, as in ALBERT, is edited each time.
+
+    A knock-out takes the model where it was never trained: a large effect says that the model uses this edge as it is,
+    not what it would have learnt without it.
 
     Args:
         run: calls the model and returns its output, the same each time.
@@ -110,16 +116,15 @@ def effect(
         ValueError: the mask hides the edges; the model is in training mode or not deterministic; the metric is not one
             number.
     """
-    plain, seen = _plain_run(run, model, metric)
-    singles = list(edit)
-    weights = [weight for single in singles if (weight := _check(single, seen)) is not None]
-    before = _number(metric, plain, plain)
+    plain, before, seen = _plain_run(run, model, metric)
+    layers = _layers(seen)
+    weights = [weight for single in edit if (weight := _check(single, layers, seen.unseen)) is not None]
     random_places = random.Random(seed)
-    places = [_controls(single, seen, controls, random_places) for single in singles]
-    count = min(map(len, places), default=0)
-    values = [
-        _measure(run, model, Edits(tuple(own[n] for own in places)), metric, plain) - before for n in range(count)
-    ]
+    own = [_numbered(single, layers) for single in edit]
+    together = zip(*(_controls(single, own, layers, controls, random_places) for single in own), strict=False)
+    # Parts of an edit that were drawn at the same place would be fewer than the edit has.
+    places = [Edits(drawn) for drawn in together if not any(part in drawn[:n] for n, part in enumerate(drawn))]
+    values = [_measure(run, model, place, metric, plain) - before for place in places]
     after = _measure(run, model, edit, metric, plain)
     weight = sum(weights) / len(weights) if weights else None
     return Effect(edit, _name(metric), before, after, weight, tuple(values))
@@ -135,7 +140,7 @@ class Scan:
     Attributes:
         values: (layers, heads), (layers, 1), or for edges (layers, heads, keys): after − before; NaN where a layer has
             fewer heads.
-        weights: for edges, the weights; otherwise None.
+        weights: for edges, the weights, their mean over the batch; otherwise None.
         names: module paths of the layers.
         metric: the metric's name.
         method: "exact" or "first order".
@@ -223,11 +228,9 @@ def scan(
             f"{metric} compares with the unedited run, where its gradient is 0: use method='exact', or another metric, "
             "such as logit_diff"
         )
-    plain, seen = _plain_run(run, model, metric)
-    before = _number(metric, plain, plain)
-    views = [seen[name] for name in seen.names]
-    heads = max(view.sizes[1] for view in views)
-    names = list(seen.names)
+    plain, before, seen = _plain_run(run, model, metric)
+    names, views = seen.names, list(_layers(seen).values())
+    heads = max(own[0].sizes[1] for own in views)
 
     def edit_at(place: tuple[int, ...]) -> Edit:
         if over == "layers":
@@ -239,19 +242,19 @@ def scan(
 
     if over == "edges":
         assert query is not None
-        length = max(view.sizes[3] for view in views)
+        length = max(view.sizes[3] for own in views for view in own)
         weights = torch.full((len(views), heads, length), float("nan"))
-        for n, view in enumerate(views):
-            if not -view.sizes[2] <= query < view.sizes[2]:
-                raise IndexError(f"{names[n]!r} has {view.sizes[2]} queries; there is no query {query}")
-            row = torch.as_tensor(view.row(query))[0].float().cpu()
+        for n, own in enumerate(views):
+            if not -own[0].sizes[2] <= query < own[0].sizes[2]:
+                raise IndexError(f"{names[n]!r} has {own[0].sizes[2]} queries; there is no query {query}")
+            row = torch.cat([torch.as_tensor(view.row(query)) for view in own]).mean(0).float().cpu()
             weights[n, : row.shape[0], : row.shape[1]] = row
         places = [tuple(place) for place in (weights > 0).nonzero().tolist()]
         values = torch.where(weights == 0, 0.0, float("nan")).double()
     else:
         count = heads if over == "heads" else 1
         weights, values = None, torch.full((len(views), count), float("nan"), dtype=torch.float64)
-        places = [(n, h) for n, view in enumerate(views) for h in range(min(count, view.sizes[1]))]
+        places = [(n, h) for n, own in enumerate(views) for h in range(min(count, own[0].sizes[1]))]
     if method == "gradient":
         _first_order(run, model, metric, values, over, query)
     else:
@@ -273,33 +276,60 @@ def _first_order(
     Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
     −p(∂L/∂p − Σ p ∂L/∂p).
     """
-    keep = ["qk", "v", "output"]
-    with torch.enable_grad(), watch(model, keep=keep, measures=["entropy"], gradients=True) as seen:
-        output = _outputs(metric, model, run)
-        value = _tensor(metric, output, output)
-        if not value.requires_grad:
-            raise ValueError(f"{_name(metric)} has no gradient: the run must not be under torch.no_grad()")
-        torch.autograd.backward(value)
-    for n, name in enumerate(seen.names):
-        view = seen[name]
-        out, gradient = (torch.as_tensor(x).detach().double().cpu() for x in (view.output, view.output_gradient))
-        per_row = (out * gradient).sum(-1)  # (B, H, Nq)
-        if over == "edges":
-            assert query is not None
-            p = torch.as_tensor(view.row(query))[0].double().cpu()
-            weighted = torch.as_tensor(view.weighted_gradients(query))[0].double().cpu()
-            values[n, : p.shape[0], : p.shape[1]] = -(weighted - p * per_row[0, :, query, None])
-        else:
-            per_head = -per_row.sum((0, 2))
-            values[n, : len(per_head)] = per_head if over == "heads" else per_head.sum()
-    model.zero_grad(set_to_none=True)
+    # Gradients must reach every layer, frozen ones too, and leave nothing in the parameters.
+    parameters = [(p, p.requires_grad, p.grad) for p in model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, _, _ in parameters:
+            parameter.requires_grad_(True).grad = None
+        with torch.enable_grad(), watch(model, keep=KEPT, measures=["entropy"], gradients=True) as seen:
+            output = _outputs(metric, model, run)
+            value = _tensor(metric, output, output)
+            if not value.requires_grad:
+                raise ValueError(
+                    f"{_name(metric)} has no gradient: the run must not be under torch.no_grad(), and the metric must "
+                    "return a tensor, not a float"
+                )
+            torch.autograd.backward(value)
+    finally:
+        for parameter, required, gradient in parameters:
+            parameter.requires_grad_(required).grad = gradient
+    for n, views in enumerate(_layers(seen).values()):
+        for view in views:
+            if view.output_gradient is None:  # the metric does not depend on this layer
+                effects = torch.zeros(1, view.sizes[1], view.sizes[3] if over == "edges" else 1)
+            else:
+                out, gradient = (torch.as_tensor(x).double().cpu() for x in (view.output, view.output_gradient))
+                per_row = (out.detach() * gradient).sum(-1)  # (B, H, Nq)
+                effects = -per_row.sum(2, keepdim=True)
+                if query is not None:
+                    p, weighted = (
+                        torch.as_tensor(x).double().cpu() for x in (view.row(query), view.weighted_gradients(query))
+                    )
+                    effects = p * per_row[:, :, query, None] - weighted  # (B, H, Nk)
+            effects = effects.sum(0)
+            if over == "layers":
+                effects = effects.sum(0, keepdim=True)
+            into = values[n, : len(effects)] if over == "edges" else values[n, : len(effects), None]
+            into = into[:, : effects.shape[1]]
+            into.copy_(into.nan_to_num(0.0) + effects)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, Capture]:
-    """The output without an edit, and a capture of it."""
+Layers = dict[str, list[View]]
+"""Module path → its runs: one, but for a module that a model calls several times."""
+
+
+def _layers(seen: Capture) -> Layers:
+    layers: Layers = {name: [] for name in seen.names}
+    for module_run in seen.runs():
+        layers[module_run.path].append(module_run.view)
+    return layers
+
+
+def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, float, Capture]:
+    """The output without an edit, its metric, and a capture of it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if model.training:
@@ -307,8 +337,18 @@ def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]
     with torch.no_grad(), watch(model, keep="qk", measures=["entropy"]) as seen:
         output = _outputs(metric, model, run)
     if not seen.names:
-        raise LookupError(f"no attention of {type(model).__name__} ran: `run` must call the model that is given")
-    return output, seen
+        path, reason = next(iter(seen.unseen.items()), ("", "`run` must call the model that is given"))
+        where = f" of {type(model).__name__}" + (f", {path!r}," if path else "")
+        raise LookupError(f"no attention{where} was seen: {reason}")
+    before = _number(metric, output, output)
+    with torch.no_grad():
+        again = _number(metric, _outputs(metric, model, run), output)
+    if abs(again - before) > 1e-3 * max(abs(before), 1e-2):
+        raise ValueError(
+            f"the run is not deterministic: without an edit, {_name(metric)} is {before:.6g} and then {again:.6g}; "
+            "turn off dropout and sampling"
+        )
+    return output, before, seen
 
 
 def _measure(
@@ -369,25 +409,45 @@ def _name(metric: Metric | Callable[[Any], Any]) -> str:
     return metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
 
 
-def _check(single: Edit, seen: Capture) -> float | None:
+def _check(single: Edit, layers: Layers, unseen: Mapping[str, str]) -> float | None:
     """Raise for an edit that would change nothing; the mean weight of a knock-out's edges, None for other edits."""
     if isinstance(single, Add):
         return None
-    layer, names = getattr(single, "layer", None), seen.names
+    layer, names = getattr(single, "layer", None), list(layers)
     if isinstance(layer, int) and not 0 <= layer < len(names):
         raise LookupError(f"{single!r}: there is no layer {layer}; the model has {len(names)}, 0 to {len(names) - 1}")
     if isinstance(layer, str) and layer not in names:
-        raise LookupError(f"{single!r}: no attention ran in {layer!r}; it ran in {', '.join(names[:8])}")
-    view = seen[0 if layer is None else layer]
+        reason = unseen.get(layer, f"it ran in {', '.join(names[:8])}")
+        raise LookupError(f"{single!r}: no attention was seen in {layer!r}: {reason}")
+    meant = names if layer is None else [layer if isinstance(layer, str) else names[layer]]
+    weights, problem = [], None
+    for view in (view for name in meant for view in layers[name]):
+        try:
+            weights.append(_weight(single, view))
+        except (IndexError, ValueError) as error:  # of every layer, some may have no such place
+            problem = error
+    if not weights:
+        assert problem is not None
+        raise problem
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _weight(single: Edit, view: View) -> float | None:
+    """`_check` of one call."""
     _, heads, nq, nk = view.sizes
     for head in _listed(getattr(single, "head", None)):
         if head >= heads:
             raise IndexError(f"{single!r}: the layer has {heads} heads, 0 to {heads - 1}")
-    queries = getattr(single, "queries", None)
-    for name, positions, count in (("query", queries, nq), ("key", getattr(single, "keys", None), nk)):
+    of_keys = isinstance(single, Patch) and single.part in ("k", "v")
+    counts = {"queries": nq, "keys": nk, "positions": nk if of_keys else nq}
+    for name, count in counts.items():
+        positions = getattr(single, name, None)
         for at in _listed(positions):
             if not -count <= at < count:
-                raise IndexError(f"{single!r}: there is no {name} at {at}; the run has {count} positions")
+                raise IndexError(f"{single!r}: {at} is not among the {name}; the run has {count} positions")
+        if not _places(positions, count):
+            raise IndexError(f"{single!r}: there are no such {name}; the run has {count} positions")
     if not isinstance(single, KnockOut) or single.edges is not None:
         return None
     rows = _places(single.queries, nq)
@@ -399,43 +459,59 @@ def _check(single: Edit, seen: Capture) -> float | None:
     return float(weights.mean())
 
 
-def _controls(single: Edit, seen: Capture, count: int, rng: random.Random) -> list[Edit]:
-    """The same edit at up to `count` random places, without this one."""
+def _numbered(single: Edit, layers: Layers) -> Edit:
+    """The edit with its layer and keys by number, so that places can be compared."""
+    layer = getattr(single, "layer", None)
+    if isinstance(layer, str):
+        layer = list(layers).index(layer)
+        single = replace(single, layer=layer)  # type: ignore[call-arg]
+    if isinstance(single, KnockOut) and single.keys is not None and layer is not None:
+        keys = sorted(set(_places(single.keys, list(layers.values())[layer][0].sizes[3])))
+        single = replace(single, keys=keys[0] if len(keys) == 1 else tuple(keys))
+    return single
+
+
+def _controls(single: Edit, own: Sequence[Edit], layers: Layers, count: int, rng: random.Random) -> list[Edit]:
+    """The same edit at up to `count` random places that differ, none of them among `own`."""
     if isinstance(single, Add):
         assert single.vector is not None
         generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
         size = single.vector.norm()
-        drawn = [torch.randn(single.vector.shape, generator=generator) for _ in range(count)]
-        return [replace(single, vector=(x / x.norm()).to(single.vector) * size) for x in drawn]
-    layer = getattr(single, "layer", None)
-    if isinstance(single, KnockOut) and single.edges is None and single.keys is not None and layer is not None:
-        # Other keys that the same queries of the same heads see.
-        view = seen[layer]
-        own, rows = set(_places(single.keys, view.sizes[3])), _places(single.queries, view.sizes[2])
-        heads = _listed(single.head) or list(range(view.sizes[1]))
-        visible = torch.stack([torch.as_tensor(view.row(row))[:, heads] > 0 for row in rows]).flatten(0, -2).all(0)
-        free = [key for key in visible.nonzero().view(-1).tolist() if key not in own]
-        if len(own) == 1:
-            rng.shuffle(free)
-            return [replace(single, keys=key) for key in free[:count]]
-        if len(free) < len(own):
-            return []
-        return [replace(single, keys=tuple(sorted(rng.sample(free, len(own))))) for _ in range(count)]
-    # Other heads, or other layers.
+        vectors = [torch.randn(single.vector.shape, generator=generator) for _ in range(count)]
+        return [replace(single, vector=(x / x.norm()).to(single.vector) * size) for x in vectors]
+    layer, views = getattr(single, "layer", None), list(layers.values())
     if layer is None or not isinstance(single, (Ablate, ZeroValues, KnockOut, Patch)):
         return []
-    number = seen.names.index(layer) if isinstance(layer, str) else layer
-    heads = _listed(single.head)
-    if len(heads) > 1:
-        return []
-    places: list[tuple[int, int | None]] = [
-        (n, head)
-        for n, name in enumerate(seen.names)
-        for head in (range(seen[name].sizes[1]) if heads else (None,))
-        if n != number or (heads and head != heads[0])
-    ]
-    rng.shuffle(places)
-    return [replace(single, layer=n, head=head) for n, head in places[:count]]
+    edits: list[Edit]
+    if isinstance(single, KnockOut) and single.edges is None and single.keys is not None:
+        # 1. Other keys that the same queries of the same heads see: all choices if they are few.
+        _, heads, nq, nk = views[layer][0].sizes
+        hidden, rows = set(_places(single.keys, nk)), _places(single.queries, nq)
+        picked = _listed(single.head) or list(range(heads))
+        seen = [torch.as_tensor(view.row(row))[:, picked] > 0 for view in views[layer] for row in rows]
+        free = [key for key in torch.cat(seen).flatten(0, -2).all(0).nonzero().view(-1).tolist() if key not in hidden]
+        if comb(len(free), len(hidden)) <= 4 * (count + len(own)):
+            choices = list(combinations(free, len(hidden)))
+            rng.shuffle(choices)
+        else:
+            samples = (tuple(sorted(rng.sample(free, len(hidden)))) for _ in range(4 * (count + len(own))))
+            choices = list(dict.fromkeys(samples))
+        edits = [replace(single, keys=keys[0] if len(keys) == 1 else keys) for keys in choices]
+    else:
+        # 2. Other heads, or other layers; a mask of edges is that of its own layer.
+        heads = _listed(single.head)
+        if len(heads) > 1:
+            return []
+        places: list[tuple[int, int | None]] = [
+            (n, head)
+            for n, others in enumerate(views)
+            if others[0].sizes[2:] == views[layer][0].sizes[2:]
+            and (n == layer or not isinstance(single, KnockOut) or single.edges is None)
+            for head in (range(others[0].sizes[1]) if heads else (None,))
+        ]
+        rng.shuffle(places)
+        edits = [replace(single, layer=n, head=head) for n, head in places]
+    return [drawn for drawn in edits if drawn not in own][:count]
 
 
 def _listed(value: Any) -> list[int]:

@@ -22,6 +22,7 @@ from torch.library import Library
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.assembly import RunTracker, key_marks
+from regard.lens.facts import read_weights
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -93,7 +94,7 @@ class Interceptor:
 
     Attributes:
         names: module paths in the order of first calls, as in a capture.
-        reasons: path → why its calls were seen but could not be intercepted.
+        reasons: path → why its calls could not be intercepted; complete after the block.
 
     Raises:
         ValueError: the model, or a part of it, is compiled: what runs inside cannot be changed.
@@ -140,6 +141,11 @@ class Interceptor:
         for name in self.names:
             if name not in self._reached:
                 self.reasons.setdefault(name, INFERENCE)
+        for path, shape in self._taps.unconfirmed:
+            if path not in self.names:
+                self.reasons.setdefault(
+                    path, f"its softmax of shape {shape} meets values in a way that is not known here"
+                )
 
     def _observed(self, observed: ObservedCall) -> None:
         """Called by the taps, below autograd: notes the order of calls, and products with values."""
@@ -154,7 +160,9 @@ class Interceptor:
         path, call = intercepted.path, intercepted.call
 
         def offset() -> object:
-            return None if call is None else summarise_mask(_detached(call), intercepted.kind).offset
+            if call is None:
+                return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
+            return summarise_mask(_detached(call), intercepted.kind).offset
 
         with self._lock:
             if path not in self.names:
