@@ -467,7 +467,8 @@ def _weights(intercepted: InterceptedCall, parts: _Parts, index: Tensor) -> Weig
                 rest = left.sum(-1, keepdim=True) if scores is None or scores.shape[-1] == nk else 1 - lost
                 return left / torch.where(rest == 0, 1.0, rest)
             s = scores[:, index[:, None], rows].to(torch.promote_types(scores.dtype, torch.float32))
-            s[..., :nk] = s[..., :nk].masked_fill(~kept, -inf)
+            # Models hide by the smallest number too: among keys that are all hidden, it would be shared out.
+            s[..., :nk] = s[..., :nk].masked_fill(~kept | (s[..., :nk] <= torch.finfo(scores.dtype).min), -inf)
             return _softmax(s)[..., :nk]
 
         return stored

@@ -124,8 +124,8 @@ def effect(
     together = zip(*(_controls(single, own, layers, controls, random_places) for single in own), strict=False)
     # Parts of an edit that were drawn at the same place would be fewer than the edit has.
     places = [Edits(drawn) for drawn in together if not any(part in drawn[:n] for n, part in enumerate(drawn))]
-    values = [_measure(run, model, place, metric, plain) - before for place in places]
     after = _measure(run, model, edit, metric, plain)
+    values = [_measure(run, model, place, metric, plain) - before for place in places]
     weight = sum(weights) / len(weights) if weights else None
     return Effect(edit, _name(metric), before, after, weight, tuple(values))
 

@@ -114,7 +114,7 @@ def moved(token: int, *, path: str | None = None, batch: int = 0) -> Metric:
 
 def _logits(output: Any, position: int, batch: int) -> Tensor:
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise TypeError(f"this metric needs logits, and the run returned {type(output).__name__} without them")
     row = logits[batch] if logits.ndim > 1 else logits
     row = row[position] if row.ndim > 1 else row

@@ -340,3 +340,19 @@ def test_hugging_face_models(attention: str) -> None:
     assert torch.allclose(changed, expected, atol=1e-10)
     assert not torch.allclose(changed[0, 5], plain[0, 5], atol=1e-4)
     assert torch.equal(changed[0, :5], plain[0, :5])
+
+
+def test_keys_hidden_by_the_smallest_number_stay_hidden() -> None:
+    """As Hugging Face's eager attention hides: a row that loses all its keys sees nothing, not what was hidden."""
+
+    class ByHand(nn.Module):
+        def forward(self, q: Tensor, hidden: Tensor) -> Tensor:
+            return (q @ q.mT + hidden).softmax(-1) @ q
+
+    q = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    hidden = torch.full((5, 5), torch.finfo(q.dtype).min).triu(1)
+    model = ByHand()
+    with torch.no_grad(), regard.edit(model, edits.knock_out(0, 1, 2, [0, 1, 2])):
+        changed = model(q, hidden)
+    assert not changed[0, 1, 2].any()
+    assert changed[0, 1, 3].any()
