@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from regard import tables
+from regard.edits.editing import CELLS
 from regard.edits.editing import edit as run_edited
 from regard.edits.metrics import Metric
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, ZeroValues, ablate, knock_out
 from regard.lens.capture import Capture
-from regard.lens.view import View
+from regard.lens.view import NO_GRADIENT, View
 from regard.lens.watch import watch
 
 __all__ = ["Effect", "Scan", "effect", "scan"]
@@ -250,10 +251,10 @@ def scan(
             row = torch.cat([torch.as_tensor(view.row(query)) for view in own]).mean(0).float().cpu()
             weights[n, : row.shape[0], : row.shape[1]] = row
         places = [tuple(place) for place in (weights > 0).nonzero().tolist()]
-        values = torch.where(weights == 0, 0.0, float("nan"))
+        values = torch.where(weights == 0, 0.0, float("nan")).double()
     else:
         count = heads if over == "heads" else 1
-        weights, values = None, torch.full((len(views), count), float("nan"))
+        weights, values = None, torch.full((len(views), count), float("nan"), dtype=torch.float64)
         places = [(n, h) for n, own in enumerate(views) for h in range(min(count, own[0].sizes[1]))]
     if method == "gradient":
         _first_order(run, model, metric, values, over, query)
@@ -295,23 +296,27 @@ def _first_order(
             parameter.requires_grad_(required).grad = gradient
     for n, views in enumerate(_layers(seen).values()):
         for view in views:
+            _, heads, nq, nk = view.sizes
+            if view.output_gradient is None and view.without_gradient != NO_GRADIENT:
+                raise LookupError(f"there is no gradient of {view.without_gradient}; use method='exact'")
             if view.output_gradient is None:  # the metric does not depend on this layer
-                effects = torch.zeros(1, view.sizes[1], view.sizes[3] if over == "edges" else 1)
-            else:
-                out, gradient = (torch.as_tensor(x).double().cpu() for x in (view.output, view.output_gradient))
-                per_row = (out.detach() * gradient).sum(-1)  # (B, H, Nq)
-                effects = -per_row.sum(2, keepdim=True)
-                if query is not None:
-                    p, weighted = (
-                        torch.as_tensor(x).double().cpu() for x in (view.row(query), view.weighted_gradients(query))
-                    )
-                    effects = p * per_row[:, :, query, None] - weighted  # (B, H, Nk)
+                effects = torch.zeros(1, heads, nk if over == "edges" else 1)
+            elif query is not None:
+                weighted = torch.as_tensor(view.weighted_gradients(query)).double().cpu()
+                effects = torch.as_tensor(view.row(query)).double().cpu() * weighted.sum(-1, keepdim=True) - weighted
+            elif view.given_output is not None:
+                effects = -(view.given_output.double() * view.output_gradient).sum((2, 3)).unsqueeze(-1).cpu()
+            else:  # Σ p ∂L/∂p is the same
+                step = max(1, CELLS // (heads * nk))
+                rows = [slice(at, min(at + step, nq)) for at in range(0, nq, step)]
+                sums = [view.weighted_gradient_tile(part, "scan").double().sum((2, 3)) for part in rows]
+                effects = -sum(sums, torch.zeros(())).unsqueeze(-1).cpu()
             effects = effects.sum(0)
             if over == "layers":
                 effects = effects.sum(0, keepdim=True)
             into = values[n, : len(effects)] if over == "edges" else values[n, : len(effects), None]
             into = into[:, : effects.shape[1]]
-            into.copy_(into.nan_to_num(0.0) + effects.float())
+            into.copy_(into.nan_to_num(0.0) + effects)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
