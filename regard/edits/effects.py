@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from regard import tables
+from regard.edits.editing import CELLS
 from regard.edits.editing import edit as run_edited
 from regard.edits.metrics import Metric
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, ZeroValues, ablate, knock_out
 from regard.lens.capture import Capture
-from regard.lens.view import View
+from regard.lens.view import NO_GRADIENT, View
 from regard.lens.watch import watch
 
 __all__ = ["Effect", "Scan", "effect", "scan"]
@@ -295,17 +296,21 @@ def _first_order(
             parameter.requires_grad_(required).grad = gradient
     for n, views in enumerate(_layers(seen).values()):
         for view in views:
+            _, heads, nq, nk = view.sizes
+            if view.output_gradient is None and view.without_gradient != NO_GRADIENT:
+                raise LookupError(f"there is no gradient of {view.without_gradient}; use method='exact'")
             if view.output_gradient is None:  # the metric does not depend on this layer
-                effects = torch.zeros(1, view.sizes[1], view.sizes[3] if over == "edges" else 1)
-            else:
-                out, gradient = (torch.as_tensor(x).double().cpu() for x in (view.output, view.output_gradient))
-                per_row = (out.detach() * gradient).sum(-1)  # (B, H, Nq)
-                effects = -per_row.sum(2, keepdim=True)
-                if query is not None:
-                    p, weighted = (
-                        torch.as_tensor(x).double().cpu() for x in (view.row(query), view.weighted_gradients(query))
-                    )
-                    effects = p * per_row[:, :, query, None] - weighted  # (B, H, Nk)
+                effects = torch.zeros(1, heads, nk if over == "edges" else 1)
+            elif query is not None:
+                weighted = torch.as_tensor(view.weighted_gradients(query)).double().cpu()
+                effects = torch.as_tensor(view.row(query)).double().cpu() * weighted.sum(-1, keepdim=True) - weighted
+            elif view.given_output is not None:
+                effects = -(view.given_output.double() * view.output_gradient).sum((2, 3)).unsqueeze(-1).cpu()
+            else:  # Σ p ∂L/∂p is the same
+                step = max(1, CELLS // (heads * nk))
+                rows = [slice(at, min(at + step, nq)) for at in range(0, nq, step)]
+                sums = [view.weighted_gradient_tile(part, "scan").double().sum((2, 3)) for part in rows]
+                effects = -sum(sums, torch.zeros(())).unsqueeze(-1).cpu()
             effects = effects.sum(0)
             if over == "layers":
                 effects = effects.sum(0, keepdim=True)

@@ -131,16 +131,16 @@ def knocked_out_by_hand(case: Case, model: nn.Module) -> Tensor:
         handle.remove()
 
 
-def ablated_by_hand(case: Case, model: nn.Module) -> Tensor:
-    """The eager model with one head's part of what the output projection gets set to 0."""
+def ablated_by_hand(case: Case, model: nn.Module, head: int = HEAD, left: float = 0.0) -> Tensor:
+    """The eager model with one head's part of what the output projection gets set to 0, or to a share of it."""
 
-    def zero(module: nn.Module, args: tuple[Any, ...]) -> Tensor:
+    def scale(module: nn.Module, args: tuple[Any, ...]) -> Tensor:
         heads = args[0].unflatten(-1, (HEADS, -1)).clone()
-        heads[..., HEAD, :] = 0.0
+        heads[..., head, :] *= left
         return heads.flatten(-2)
 
     projection = model.get_submodule(f"{case.path}.{case.projection}")
-    handle = projection.register_forward_pre_hook(zero)
+    handle = projection.register_forward_pre_hook(scale)
     try:
         return case.run(model)
     finally:
@@ -161,6 +161,18 @@ def test_edits_equal_those_made_by_hand(name: str, attention: str) -> None:
         assert torch.allclose(case.run(model, edit), expected, atol=tolerance, rtol=0)
         assert (expected - plain).abs().max() > 1e-3
     assert torch.equal(case.run(model), plain)
+
+
+@pytest.mark.parametrize(("name", "attention"), [("Qwen3", "sdpa"), ("gpt_oss, sinks", "eager"), ("Falcon", "eager")])
+def test_gradients_of_heads_equal_differences_made_by_hand(name: str, attention: str) -> None:
+    case = CASES[name]
+    model, metric = case.build(attention), regard.metrics.logit_diff(3, 4)
+    found = regard.scan(lambda: model(IDS), model, metric, method="gradient")
+    layer, step = found.names.index(case.path), 1e-2
+    for head in (0, HEAD):
+        more, less = (metric.function(ablated_by_hand(case, model, head, 1 - e), None).item() for e in (step, -step))
+        assert found.values[layer, head].item() == pytest.approx((more - less) / (2 * step), rel=1e-2, abs=1e-3)
+        assert abs(found.values[layer, head].item()) > 1e-2
 
 
 # ---------------------------------------------------------------------------------------------------------- generation
