@@ -67,8 +67,8 @@ def edit(model: nn.Module, *edits: Edit | Edits) -> EditContext:
 
     Whatever `regard.watch` sees can be edited: SDPA, FlexAttention, nn.MultiheadAttention, Hugging Face's models,
     regard's own, and softmaxes written by hand. Kernels stay as they are; gradients pass through the edit. In a
-    generation with a cache, positions count from the beginning of the text. Watched at the same time, the model shows
-    the edited weights.
+    generation with a cache, positions count from the beginning of the text. `watch` inside the block shows the edited
+    weights, but for softmaxes written by hand.
 
     Args:
         model: any nn.Module that is not compiled.

@@ -149,7 +149,7 @@ def survey(
         own = range(rank, len(shards), size)
         paths = {n: None if folder is None else folder / f"shard-{n:06d}.safetensors" for n in own}
         parts = {n: Survey.open(path) for n, path in paths.items() if path is not None and path.is_file()}
-        bar = Progress(sum(len(shards[n]) for n in own), sum(len(shards[n]) for n in parts), progress and rank == 0)
+        bar = ShardProgress(sum(len(shards[n]) for n in own), sum(len(shards[n]) for n in parts), progress and rank == 0)
         try:
             with torch.no_grad(), eval_mode(model):
                 for n in own:
@@ -505,7 +505,7 @@ class TextCorpus:
         """Of all token ids: the same texts under another tokenizer are others."""
         return self.digest
 
-    def measure(self, shard: range, measures: Sequence[str], bar: Progress) -> Survey:
+    def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the texts."""
         found = ShardValues(len(shard))
         for numbers in self.batches(shard):
@@ -549,7 +549,7 @@ class InputCorpus:
         run = "" if self.run is None else getattr(self.run, "__qualname__", type(self.run).__qualname__)
         return fingerprint([*(self.items[n] for n in range(len(self.items))), run])
 
-    def measure(self, shard: range, measures: Sequence[str], bar: Progress) -> Survey:
+    def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the inputs."""
         found = ShardValues(0)
         for n in shard:
@@ -730,7 +730,7 @@ def _weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-class Progress:
+class ShardProgress:
     """A bar on stderr with texts per second and the time left; nothing if that is not a terminal."""
 
     def __init__(self, total: int, done: int, show: bool) -> None:
