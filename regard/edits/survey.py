@@ -149,7 +149,9 @@ def survey(
         own = range(rank, len(shards), size)
         paths = {n: None if folder is None else folder / f"shard-{n:06d}.safetensors" for n in own}
         parts = {n: Survey.open(path) for n, path in paths.items() if path is not None and path.is_file()}
-        bar = ShardProgress(sum(len(shards[n]) for n in own), sum(len(shards[n]) for n in parts), progress and rank == 0)
+        bar = ShardProgress(
+            sum(len(shards[n]) for n in own), sum(len(shards[n]) for n in parts), progress and rank == 0
+        )
         try:
             with torch.no_grad(), eval_mode(model):
                 for n in own:
