@@ -98,6 +98,8 @@ class TensorFile:
                 safe_open(path, framework="pt")
             except SafetensorError as error:
                 raise TensorFileError(_explain(error, size, length, text)) from None
+            except RuntimeError:  # of torch, which maps the file once more
+                raise TensorFileError("it was replaced or cut short while it was read") from None
             self._map = mmap(file.fileno(), 0, access=ACCESS_COPY)
         header = parsed(text, REFUSAL)
         self.metadata: Mapping[str, str] = MappingProxyType(header.pop("__metadata__", None) or {})

@@ -294,3 +294,14 @@ def test_flipped_bytes_of_the_header_never_do_worse_than_an_error_of_the_file(tm
 def test_what_a_file_cannot_hold_is_refused(name, tensor, kind, words):
     with pytest.raises(kind, match=words):
         check_tensor(name, tensor)
+
+
+def test_file_that_shrinks_while_it_is_mapped_is_damaged(tmp_path, monkeypatch):
+    def shrunk(*arguments, **options):
+        raise RuntimeError("size <1> is smaller than the required mapping size <2>")
+
+    path = tmp_path / "some.safetensors"
+    write_tensors(path, {"a": torch.arange(3)})
+    monkeypatch.setattr("regard.safetensors_file.safe_open", shrunk)
+    with pytest.raises(TensorFileError, match="replaced"):
+        TensorFile(path)
