@@ -61,9 +61,9 @@ def best_evaluation(out: Path) -> dict[str, Any]:
     return {"best": best["eval_loss"], "at step": best["step"]}
 
 
-def multi30k(data: Path, out: Path, device: str) -> dict[str, Any]:
-    rows = read_rows(data / "multi30k_train.tsv", ("source", "target"))
-    tokenizer = train_bpe((row[side] for row in rows for side in ("source", "target")), 10_000)
+def small_transformer(rows: list[dict[str, Any]], vocabulary: int, device: str) -> Any:
+    """The 2017 Transformer, 4 + 4 layers of 256, with a BPE tokenizer trained on both sides of the data."""
+    tokenizer = train_bpe((row[side] for row in rows for side in ("source", "target")), vocabulary)
     sides = {f"{side}_{key}": n for side in ("encoder", "decoder")
              for key, n in (("layers", 4), ("attention_heads", 4), ("ffn_dim", 1024))}  # fmt: skip
     model = regard.build(
@@ -71,6 +71,12 @@ def multi30k(data: Path, out: Path, device: str) -> dict[str, Any]:
         decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, device=device,
     )  # fmt: skip
     model.tokenizer = tokenizer
+    return model
+
+
+def multi30k(data: Path, out: Path, device: str) -> dict[str, Any]:
+    rows = read_rows(data / "multi30k_train.tsv", ("source", "target"))
+    model = small_transformer(rows, 10_000, device)
     recipe = regard.recipes.Translation.for_model(model, length=100, smoothing=0.1)
     train(
         model, recipe, data / "multi30k_train.tsv", out=out, eval_data=data / "multi30k_val.tsv", steps=4500,
@@ -147,14 +153,7 @@ def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
 def korean(data: Path, out: Path, device: str) -> dict[str, Any]:
     """Korean → English on Tatoeba and Debian's translations: little data of two unlike kinds, an honest example."""
     rows = read_rows(data / "koen_train.tsv", ("source", "target"))
-    tokenizer = train_bpe((row[side] for row in rows for side in ("source", "target")), 8_000)
-    sides = {f"{side}_{key}": n for side in ("encoder", "decoder")
-             for key, n in (("layers", 4), ("attention_heads", 4), ("ffn_dim", 1024))}  # fmt: skip
-    model = regard.build(
-        "transformer", vocab_size=tokenizer.size, d_model=256, dropout=0.3, is_encoder_decoder=True, **sides,
-        decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, device=device,
-    )  # fmt: skip
-    model.tokenizer = tokenizer
+    model = small_transformer(rows, 8_000, device)
     recipe = regard.recipes.Translation.for_model(model, length=100)
     train(
         model, recipe, data / "koen_train.tsv", out=out, steps=3000, batch_size=192, learning_rate=2e-3,

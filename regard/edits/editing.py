@@ -114,7 +114,6 @@ class EditContext:
         self.applied = [AppliedEdit(single) for single in edits]
         self._interceptor = Interceptor(model, self._on_call)
         self._hooks: list[RemovableHandle] = []
-        self._problems: dict[int, str] = {}  # edit → why a call that it meant could not be changed
         self._lengths: dict[int, int] = {}  # edit → positions that its calls had
 
     @property
@@ -145,8 +144,6 @@ class EditContext:
     def _why_nothing(self, number: int, applied: AppliedEdit) -> str:
         single, names, reasons = applied.edit, self._interceptor.names, self._interceptor.reasons
         start = f"{single!r} changed nothing: "
-        if number in self._problems:
-            return start + self._problems[number]
         if isinstance(single, Add):
             return start + f"the module {single.path!r} did not run, or none of these positions were there"
         layer = getattr(single, "layer", None)

@@ -20,31 +20,14 @@ from regard.training.recipes.mlm import SegmentPairs
 from regard.training.recipes.recipe import loss_options
 
 V, N, B = 37, 11, 3
+SIZES = {
+    "vocab_size": V, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17,
+    "max_position_embeddings": 23,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2, tied": ("gpt2", {"vocab_size": V, "n_embd": 12, "n_layer": 1, "n_head": 3, "n_positions": 23}),
-    "llama, untied": (
-        "llama",
-        {
-            "vocab_size": V,
-            "hidden_size": 12,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 3,
-            "intermediate_size": 17,
-            "max_position_embeddings": 23,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "bert, transform and bias": (
-        "bert",
-        {
-            "vocab_size": V,
-            "hidden_size": 12,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 3,
-            "intermediate_size": 17,
-            "max_position_embeddings": 23,
-        },
-    ),
+    "llama, untied": ("llama", SIZES | {"tie_word_embeddings": False}),
+    "bert, transform and bias": ("bert", SIZES),
     "t5, scale": (
         "t5",
         {"vocab_size": V, "d_model": 12, "d_kv": 4, "d_ff": 17, "num_layers": 1, "num_heads": 3},
