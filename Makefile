@@ -5,12 +5,15 @@ TORCH ?= torch==2.13.0
 BENCH ?= attention
 ARGS ?=
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input
-# At most four processes: each imports and collects everything for itself, 20 s and 600 MB. ARGS="-n 0" is one process.
+# At most four processes: each imports and collects everything for itself, 12 s and 600 MB. ARGS="-n 0" is one process.
 # A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the files that
 # take longest start first: tests/conftest.py puts them there, which pytest-xdist's order by number of tests would undo.
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-full explore lint format bench fuzz clean FORCE
+# Containers often set this; without bytecode every process compiles regard, and rewrites the tests' assertions, anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-full explore lint format docs bench fuzz clean FORCE
 
 help: ## this list · 이 목록을 출력합니다
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +44,11 @@ format: .venv/ready ## format the code and fix its style · 코드 포맷과 스
 	.venv/bin/python -m ruff check --fix .
 	.venv/bin/python -m ruff format .
 
+docs: .venv/ready ## build the site into site/, lessons executed · 강의를 실행해서 site/에 웹사이트를 만듭니다
+	.venv/bin/python docs/build_site.py
+	@echo 'python3 -m http.server -d site; then open http://localhost:8000'
+	@echo 'python3 -m http.server -d site를 실행하고 http://localhost:8000 을 여세요.'
+
 bench: .venv/ready ## run benchmarks/BENCH.py with ARGS · 벤치마크를 실행합니다. BENCH=lens처럼 고릅니다
 	.venv/bin/python benchmarks/$(BENCH).py $(ARGS)
 
@@ -49,8 +57,8 @@ fuzz: .venv/ready ## damaged files, killed writers, a loaded server; 40 minutes 
 	.venv/bin/python tests/fuzz/kills.py --kills 100
 	.venv/bin/python tests/fuzz/load.py
 
-clean: ## remove .venv, caches and out/look.html · .venv, 캐시, out/look.html을 지웁니다
-	rm -rf .venv/pyvenv.cfg .venv build dist regard.egg-info .*_cache .hypothesis out/look.html
+clean: ## remove .venv, caches, site/ and out/look.html · .venv, 캐시, site/, out/look.html을 지웁니다
+	rm -rf .venv/pyvenv.cfg .venv build dist site regard.egg-info .*_cache .hypothesis out/look.html
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # .venv/ready is written last: PYTHON and TORCH, then the folder. .venv is made from scratch if ready is missing, the

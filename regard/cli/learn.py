@@ -1,0 +1,167 @@
+"""`regard learn`: the lessons in the terminal, step by step, with their questions."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from regard.cli.commands import LearnOptions
+from regard.cli.outputs import Terminal, print_json
+from regard.learn import (
+    ASIDE,
+    Cell,
+    Lesson,
+    LessonRun,
+    Output,
+    Question,
+    accepts,
+    answer_text,
+    lesson,
+    lessons,
+    shown_code,
+)
+from regard.tables import pad, width
+
+INTERRUPTED = 130
+QUIT = "q"
+
+
+def learn(options: LearnOptions) -> int:
+    """List the lessons, or walk one; 130 if it was ended by Ctrl-C."""
+    out = Terminal(options.lang)
+    if options.number is None:
+        if options.question is not None:
+            raise ValueError(f"--question {options.question} needs the number of a lesson: regard learn 4 --question 1")
+        _list(out, options)
+        return 0
+    chosen = lesson(options.number, options.lang)
+    count = len(chosen.questions)
+    if options.question is not None and not 1 <= options.question <= count:
+        raise ValueError(f"lesson {chosen.number} has questions 1 to {count}, got --question {options.question}")
+    if options.json:
+        print_json(_described(chosen))
+        return 0
+    try:
+        walk = _Walk(chosen, out, options.out)
+        if options.question is None:
+            walk.lesson_through()
+        else:
+            walk.question_alone(chosen.questions[options.question - 1])
+    except (KeyboardInterrupt, EOFError):
+        out.print()
+        out.print((out.say("Ended. The lesson starts again with: regard learn {number}", number=chosen.number), "dim"))
+        return INTERRUPTED
+    return 0
+
+
+def _described(chosen: Lesson) -> dict[str, Any]:
+    return {
+        "number": chosen.number,
+        "title": chosen.title,
+        "summary": chosen.summary,
+        "questions": [question.title for question in chosen.questions],
+        "file": chosen.path,
+    }
+
+
+def _list(out: Terminal, options: LearnOptions) -> None:
+    found = lessons(options.lang)
+    if options.json:
+        print_json([_described(each) for each in found])
+        return
+    wide = max(width(each.title) for each in found)
+    for each in found:
+        count = out.say("{count} questions", count=len(each.questions))
+        out.print(
+            (f"{each.number}  ", "bold"), (pad(each.title, wide), "bold"), f"  {each.summary}", (f"  {count}", "dim")
+        )
+    out.print()
+    example = found[0].number
+    out.print(out.say("regard learn {number} starts a lesson; --question N asks one question.", number=example))
+
+
+class _Walk:
+    """A lesson on its way through the terminal. Where standard input is no terminal, nothing waits."""
+
+    def __init__(self, chosen: Lesson, out: Terminal, folder: Path | None) -> None:
+        self.lesson, self.out, self.asks = chosen, out, sys.stdin.isatty()
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix=f"regard-learn-{chosen.number}-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = LessonRun(chosen, folder)
+
+    def lesson_through(self) -> None:
+        questions = {question.cell: question for question in self.lesson.questions}
+        inside = {cell for question in self.lesson.questions for cell in (question.answer, question.why)}
+        for n, cell in enumerate(self.lesson.cells):
+            if cell in questions:
+                self._ask(questions[cell])
+            elif cell.kind == "markdown" and cell not in inside:
+                self._show_text(cell.text)
+            elif cell not in inside:
+                self._show_code(cell)
+                self._show_output(self.run.cell(cell))
+                if n + 1 < len(self.lesson.cells) and self._typed(self.out.say("[Enter] next  [q] end")) == QUIT:
+                    raise KeyboardInterrupt
+
+    def question_alone(self, question: Question) -> None:
+        """Ask at once; the cells that the answer needs run afterwards."""
+        self._ask(question, before=self.lesson.cells[: self.lesson.cells.index(question.cell)])
+
+    def _ask(self, question: Question, before: tuple[Cell, ...] = ()) -> None:
+        self._show_text(f"### {question.title}\n\n{question.text}")
+        typed = self._typed(self.out.say("Answer (Enter shows it):"))
+        if typed and before:
+            self.out.print((self.out.say("Computing the answer …"), "dim"))
+        for cell in before:
+            if cell.kind == "code" and ASIDE not in cell.tags:
+                self.run.cell(cell)
+        answer = self.run.answer(question)
+        while typed and not accepts(answer, typed):
+            self.out.print((self.out.say("Not quite. Try again, or Enter to see the answer."), "yellow"))
+            typed = self._typed(self.out.say("Answer (Enter shows it):"))
+        if typed:
+            self.out.print((self.out.say("Right."), "bold green"))
+        self.out.print((self.out.say("Answer: {answer}", answer=answer_text(answer)), "bold"))
+        self.out.print()
+        self._show_text(question.why.text)
+        self._show_code(question.answer)
+
+    def _typed(self, prompt: str) -> str:
+        if not self.asks:
+            return ""
+        self.out.write((f"{prompt} ", "dim"))
+        sys.stdout.flush()
+        return input().strip()
+
+    def _show_text(self, text: str) -> None:
+        if self.out.room is None:
+            self.out.print(text)
+            self.out.print()
+            return
+        from rich.markdown import Markdown
+
+        self.out.render(Markdown(text, justify="left"))
+        self.out.print()
+
+    def _show_code(self, cell: Cell) -> None:
+        code = shown_code(cell)
+        if self.out.room is None:
+            self.out.print("\n".join(f"    {line}" for line in code.splitlines()))
+        elif code:
+            from rich.syntax import Syntax
+
+            self.out.render(Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True))
+        self.out.print()
+
+    def _show_output(self, output: Output) -> None:
+        if output.text:
+            self.out.print(output.text)
+        for path in output.figures:
+            self.out.print((self.out.say("Figure: {path}", path=path), "cyan"))
+        for path in output.pages:
+            self.out.print((self.out.say("Page: {path}", path=path), "cyan"))
+        if any(output):
+            self.out.print()
