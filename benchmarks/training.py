@@ -109,15 +109,15 @@ def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]
 
 def fashion_mnist(data: Path, out: Path, device: str) -> dict[str, Any]:
     model = regard.build(
-        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=6,
+        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=8,
         num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        num_labels=10, device=device,
+        initializer_range=0.05, use_mean_pooling=True, num_labels=10, device=device,
     )  # fmt: skip
-    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, smoothing=0.1)
+    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, cutout=6, smoothing=0.1)
     result = train(
-        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=8000,
-        batch_size=256, learning_rate=6e-4, warmup=400, final_ratio=0.01, weight_decay=0.1, betas=(0.9, 0.999),
-        eval_every=1000, log_every=100, precision="bf16",
+        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=6000,
+        batch_size=512, learning_rate=1e-3, warmup=400, final_ratio=0.005, weight_decay=0.1, betas=(0.9, 0.999),
+        ema=0.999, eval_every=750, log_every=50, precision="bf16", compile=True, num_workers=3,
     )  # fmt: skip
     return result.metrics
 
@@ -129,9 +129,9 @@ def cifar_10(data: Path, out: Path, device: str) -> dict[str, Any]:
     )  # fmt: skip
     recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=4, cutout=8, mixup=0.2, smoothing=0.1)
     result = train(
-        model, recipe, data / "cifar_train.npz", out=out, eval_data=data / "cifar_test.npz", steps=14_000,
-        batch_size=256, learning_rate=1e-3, warmup=700, final_ratio=0.01, weight_decay=0.05, betas=(0.9, 0.999),
-        ema=0.999, eval_every=1000, save_every=2000, log_every=100, precision="bf16",
+        model, recipe, data / "cifar_train.npz", out=out, eval_data=data / "cifar_test.npz", steps=8000,
+        batch_size=256, learning_rate=1e-3, warmup=700, final_ratio=0.005, weight_decay=0.05, betas=(0.9, 0.999),
+        ema=0.999, eval_every=800, save_every=2000, log_every=50, precision="bf16", compile=True,
     )  # fmt: skip
     return result.metrics
 

@@ -16,8 +16,9 @@ SCHEDULES = ("cosine", "linear", "inverse-sqrt", "constant")
 PRECISIONS = ("fp32", "bf16")
 
 BOOKKEEPING = (
-    *("save_every", "eval_every", "log_every", "keep", "compile", "recompute", "monitor_every", "tensorboard"),
-)
+    "save_every", "eval_every", "log_every", "keep", "compile", "recompute", "num_workers", "monitor_every",
+    "tensorboard",
+)  # fmt: skip
 """Fields that may differ when a run is resumed: they change no number of it beyond rounding."""
 
 
@@ -52,6 +53,7 @@ class TrainConfig:
         tensor_parallel: number of processes that share each matrix.
         recompute: recompute each block's activations in the backward pass, for less memory.
         compile: torch.compile each block.
+        num_workers: processes that make batches; 0 for a thread. Images with augmentation need some on a GPU.
         monitor_every: steps between looks at the attention of a held-out row (`regard.monitor`); 0 for none.
         tensorboard: also write TensorBoard files, to the run's tensorboard/.
     """
@@ -78,13 +80,14 @@ class TrainConfig:
     tensor_parallel: int = 1
     recompute: bool = False
     compile: bool = False
+    num_workers: int = 0
     monitor_every: int = 0
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "log_every", "keep", "tensor_parallel"):
             check_int(name, getattr(self, name), 1)
-        for name in ("warmup", "seed", "eval_every", "save_every", "monitor_every"):
+        for name in ("warmup", "seed", "eval_every", "save_every", "num_workers", "monitor_every"):
             check_int(name, getattr(self, name), 0)
         for name in ("learning_rate", "eps"):
             if not 0 < getattr(self, name) < math.inf:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset
 
 from regard.data.rows import fingerprint
 from regard.files import atomic_file
@@ -155,9 +156,10 @@ def run_steps(
         main_out = out if processes.main else None
         watching = monitor(model, batch, every=config.monitor_every, out=main_out, tensorboard=writes)
     eval_loss, last_loss, step = None, None, start
-    with Batches(rows, recipe, config, processes, start) as batches, interruptible(processes) as stop:
+    made = StepBatches(rows, recipe, config, processes)
+    with interruptible(processes) as stop, made_ahead(made, start, processes.device) as batches:
         for step in range(start + 1, config.steps + 1):
-            run.step(step - 1, next(batches))
+            run.step(step - 1, [to_device(batch, processes.device) for batch in next(batches)])
             if average is not None:
                 average.update(first=step == 1)
             if watching is not None:
@@ -350,44 +352,50 @@ class Average:
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-class Batches:
-    """The micro-batches of each step for this process, made one step ahead by a thread."""
+class StepBatches(Dataset[list[Batch]]):
+    """The micro-batches of each step for this process. Rows depend on seed and step, not on how many share them."""
 
-    def __init__(
-        self, rows: Sequence[Any], recipe: Recipe, config: TrainConfig, processes: Processes, start: int
-    ) -> None:
-        self.rows, self.recipe, self.config, self.processes = rows, recipe, config, processes
-        self.next_step = start
-        self.thread = ThreadPoolExecutor(1)
+    def __init__(self, rows: Sequence[Any], recipe: Recipe, config: TrainConfig, processes: Processes) -> None:
+        self.rows, self.recipe, self.config = rows, recipe, config
+        self.rank, self.size = processes.data_rank, processes.data_size
 
-    def __enter__(self) -> Batches:
-        self.future = self.thread.submit(self.make, self.next_step)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.thread.shutdown(wait=True, cancel_futures=True)
-
-    def __next__(self) -> list[Batch]:
-        batches = self.future.result()
-        self.next_step += 1
-        if self.next_step < self.config.steps:
-            self.future = self.thread.submit(self.make, self.next_step)
-        return [to_device(batch, self.processes.device) for batch in batches]
-
-    def make(self, step: int) -> list[Batch]:
-        """The micro-batches of one step. Rows depend on seed and step, not on how many processes share them."""
+    def __getitem__(self, step: int) -> list[Batch]:
         numbers, epochs = row_numbers(step, self.config.batch_size, len(self.rows), self.config.seed)
         share = self.config.batch_size // self.config.accumulate  # rows of one micro-batch, over all processes
         batches = []
         for first in range(0, self.config.batch_size, share):
-            own = slice(first + self.processes.data_rank, first + share, self.processes.data_size)
+            own = slice(first + self.rank, first + share, self.size)
             rows = [self.rows[int(number)] for number in numbers[own]]
             pairs = zip(epochs[own], numbers[own], strict=True)
             rng = [row_generator(self.config.seed, int(epoch), int(number)) for epoch, number in pairs]
-            batch = self.recipe.batch(rows, rng)
-            pinned = self.processes.device.type == "cuda"
-            batches.append({name: tensor.pin_memory() if pinned else tensor for name, tensor in batch.items()})
+            batches.append(self.recipe.batch(rows, rng))
         return batches
+
+
+@contextmanager
+def made_ahead(batches: StepBatches, start: int, device: torch.device) -> Iterator[Iterator[list[Batch]]]:
+    """The batches of each step from `start` on, made ahead by worker processes, or by a thread without any."""
+    steps, workers, pinned = range(start, batches.config.steps), batches.config.num_workers, device.type == "cuda"
+    if workers:
+        options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 4, "worker_init_fn": ignore_signals}
+        yield iter(DataLoader(batches, batch_size=None, sampler=steps, pin_memory=pinned, **options))
+        return
+    with ThreadPoolExecutor(1) as thread:
+
+        def one_step_ahead() -> Iterator[list[Batch]]:
+            future = thread.submit(batches.__getitem__, start)
+            for step in steps:
+                made = future.result()
+                future = thread.submit(batches.__getitem__, step + 1)
+                yield [{name: tensor.pin_memory() if pinned else tensor for name, tensor in b.items()} for b in made]
+
+        yield one_step_ahead()
+
+
+def ignore_signals(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal; the main one decides when to stop."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

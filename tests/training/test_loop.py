@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -155,6 +156,26 @@ def test_recomputing_changes_no_bit(tmp_path):
     run(tmp_path / "plain")
     run(tmp_path / "recomputed", recompute=True)
     assert weights(tmp_path / "plain") == weights(tmp_path / "recomputed")
+
+
+def test_worker_processes_change_no_bit_also_when_the_terminal_interrupts_them(tmp_path, monkeypatch):
+    from regard.training.loop import Run
+
+    run(tmp_path / "thread")
+    step = Run.step
+
+    def interrupting(self, number, batches):
+        step(self, number, batches)
+        if number == 2:
+            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+                os.kill(process.pid, signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", interrupting)
+        assert run(tmp_path / "workers", num_workers=2).steps == 3
+    assert run(tmp_path / "workers", num_workers=1).steps == 6
+    assert weights(tmp_path / "thread") == weights(tmp_path / "workers")
+    assert not multiprocessing.active_children()
 
 
 def test_monitoring_changes_no_bit(tmp_path):
