@@ -40,10 +40,13 @@ from regard.lens.overlays import ImagePatches
 from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
+from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
 from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, opening_of, pooled_tile
 from regard.session.protocol import (
     ArrayJSON,
+    EffectsAnswer,
     HeadAnswer,
+    HeadEffectsJSON,
     How,
     ImageAnswer,
     ImageJSON,
@@ -180,6 +183,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
                 "rows": view.weights is not None,
                 "windows": layer.windows,
                 "layout": numbers[index],
+                "no_effects": unsupported_reason(session, layer),
             }
         )
     images: list[ImageJSON] = []
@@ -571,3 +575,32 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
         "v": None if v is None else packed(v[j]),
         "v_sum": None if v is None else packed(p @ v),
     }
+
+
+# -------------------------------------------------------------------------------------------------------------- effects
+
+
+def effects(session: Session, token: int, key: int) -> EffectsAnswer:
+    """What was measured of the link from a query to a key so far; `measure` measures."""
+    for name, value, axis in (("token", token, 0), ("key", key, 1)):
+        _check_index(name, value, max((layer.sizes[axis] for layer in session.layers), default=0), f"{name}s")
+    heads: HeadEffectsJSON | None = None
+    if (token, key) in session.effects.heads:
+        weights, values = session.effects.heads[token, key]
+        heads = {"weights": packed(weights), "effects": packed(values), "method": "exact"}
+    links = [found for place, found in sorted(session.effects.links.items()) if place[2:] == (token, key)]
+    return {"token": token, "key": key, "links": links, "heads": heads}
+
+
+def measure(session: Session, token: int, key: int, layer: int | None = None, head: int | None = None) -> EffectsAnswer:
+    """Measure a link by running the model without it: in one head beside random other keys, or in every head by itself.
+
+    Raises ValueError if it cannot be measured, and says why.
+    """
+    if layer is not None and head is not None:
+        measure_link(session, (layer, head, token, key))
+    else:
+        check_link(session, token, key, layer, head)
+        for _ in measure_heads(session, token, key):
+            pass
+    return effects(session, token, key)

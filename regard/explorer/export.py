@@ -7,6 +7,7 @@ The data of the page is JSON:
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
+        "effects": {"token.key": what was measured of the link},
         "images": addresses that hold the bytes of each image: "data:image/jpeg;base64,…",
         "left_out": {language: what is not there, in words}, or null}}}
 
@@ -181,6 +182,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
         for link in heads[_name(place)]["links"][:STEPS]
     }
     images = [answers.image(session, number) for number in range(len(session.images))]
+    measured = sorted({*session.effects.heads, *(link[2:] for link in session.effects.links)})
     langs: tuple[Lang, ...] = get_args(Lang)
     return {
         "version": 1,
@@ -196,6 +198,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 },
                 "arrays": arrays,
                 "steps": steps,
+                "effects": {f"{token}.{key}": answers.effects(session, token, key) for token, key in measured},
                 "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
                 "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
             }

@@ -11,7 +11,10 @@ from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
+from weakref import WeakKeyDictionary
+
+from typing_extensions import TypedDict
 
 from regard.backends.call import Call
 from regard.data.images import OpenedImage, open_image
@@ -20,6 +23,7 @@ from regard.models.checkpoint import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
+from regard.session.effects import check_link, measure_heads, measure_link
 from regard.session.session import Session, default_model, look_at, look_at_image, name_of, takes_images
 from regard.tasks.inputs import has_vision
 
@@ -30,7 +34,7 @@ MOST_BYTES = 64 << 20  # of the images that wait
 MOST_REMEMBERED = 64  # jobs that ended
 UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
 
-State = Literal["loading", "reading", "done", "failed", "cancelled"]
+State = Literal["loading", "reading", "measuring", "done", "failed", "cancelled"]
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -91,6 +95,7 @@ class ModelShelf:
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
+        self._others: WeakKeyDictionary[Model, threading.Lock] = WeakKeyDictionary()  # of sessions' own models
 
     def find(self, name: str | None) -> OfferedModel:
         """The model of an id, or the default. Raises LookupError if there is none."""
@@ -131,11 +136,11 @@ class ModelShelf:
     @contextmanager
     def running(self, session: Session) -> Iterator[None]:
         """The model of a session to oneself."""
-        held = [name for name, model in list(self._loaded.items()) if model is session.model]
-        if not held:
+        if session.model is None:
             yield
             return
-        with self._locks[held[0]]:
+        held = [self._locks[name] for name, model in list(self._loaded.items()) if model is session.model]
+        with held[0] if held else self._others.setdefault(session.model, threading.Lock()):
             yield
 
 
@@ -147,18 +152,29 @@ class CancelledError(Exception):
     """Raised inside a job that was cancelled."""
 
 
+class LinkRequest(TypedDict):
+    """A link from a query to a key, in one head, or without layer and head in every head by itself."""
+
+    token: int
+    key: int
+    layer: NotRequired[int | None]
+    head: NotRequired[int | None]
+
+
 @dataclass
 class Job:
-    """A text or an image for a model.
+    """A text or an image for a model, or a link of a session to be measured.
 
-    text: "" for an image alone.  image: the bytes of its file, and its name.  progress: of the state, in a few words.
+    text: "" for an image alone.  image: the bytes of its file, and its name.  measured: a session, and the link in it.
+    progress: of the state, in a few words.
     session: the id of the result.  error: why it failed.  asked: when its state was last requested.
     """
 
-    text: str
-    model: OfferedModel
-    truncate: bool
+    text: str = ""
+    model: OfferedModel | None = None
+    truncate: bool = False
     image: tuple[bytes, str] | None = None
+    measured: tuple[str, LinkRequest] | None = None
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
@@ -209,7 +225,14 @@ class Jobs:
         """
         if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        job = Job(text, self._models.find(model), truncate, image)
+        return self._queued(Job(text, self._models.find(model), truncate, image))
+
+    def measure(self, session: str, link: LinkRequest) -> str:
+        """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""
+        check_link(self._sessions.get(session), **link)
+        return self._queued(Job(measured=(session, link)))
+
+    def _queued(self, job: Job) -> str:
         with self._lock:
             self._bury()
             waiting = [one for one in self._jobs.values() if one.state not in ENDED]
@@ -267,20 +290,40 @@ class Jobs:
     def _work(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             try:
-                self._do(job)
+                if job.measured is None:
+                    self._read(job)
+                else:
+                    self._measure(job, *job.measured)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
                 message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-                where = job.model.where  # not shown: a folder of this machine
-                message = message.replace(where, job.model.name) if Path(where).is_absolute() else message
+                if job.model is not None and Path(job.model.where).is_absolute():  # a folder of this machine
+                    message = message.replace(job.model.where, job.model.name)
                 job.fail(without_folders(message))
             except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
-                job.fail(f"reading failed: {report(error)}")
+                job.fail(f"{'reading' if job.measured is None else 'measuring'} failed: {report(error)}")
             job.text, job.image = "", None  # jobs are remembered; texts and images may be large
             del job
 
-    def _do(self, job: Job) -> None:
+    def _measure(self, job: Job, name: str, link: LinkRequest) -> None:
+        job.go_on("measuring", "")
+        session, layer, head = self._sessions.get(name), link.get("layer"), link.get("head")
+        if layer is not None and head is not None:
+            with self._models.running(session), _stoppable(job, "measuring", ""):
+                measure_link(session, (layer, head, link["token"], link["key"]))
+        else:
+            heads = measure_heads(session, link["token"], link["key"])
+            while True:
+                with self._models.running(session):  # one head at a time: others wait for the model too
+                    done = next(heads, None)
+                if done is None:
+                    break
+                job.go_on("measuring", f"{done[0]} / {done[1]}")
+        job.session, job.state, job.progress = name, "done", ""
+
+    def _read(self, job: Job) -> None:
+        assert job.model is not None
         job.go_on("loading", "loading")
 
         def loaded(done: int, total: int) -> None:
@@ -289,7 +332,7 @@ class Jobs:
         def tell(stage: str) -> None:
             job.go_on("reading", stage)
 
-        with self._models.using(job.model, loaded) as model, _stoppable(job):
+        with self._models.using(job.model, loaded) as model, _stoppable(job, "reading", "layer {}"):
             if job.image is None:
                 session = look_at(job.text, model, truncate=job.truncate, progress=tell)
             elif not has_vision(model):
@@ -314,13 +357,13 @@ def no_images(model: OfferedModel) -> str:
 
 
 @contextmanager
-def _stoppable(job: Job) -> Iterator[None]:
+def _stoppable(job: Job, state: State, progress: str) -> Iterator[None]:
     """Inside, each attention call of this thread reports progress and raises if the job was cancelled."""
     thread, layers = threading.get_ident(), count(1)
 
     def ask(call: Call, backend: str, output: Any) -> None:
         if threading.get_ident() == thread:
-            job.go_on("reading", f"layer {next(layers)}")
+            job.go_on(state, progress.format(next(layers)))
 
     observe(ask)
     try:

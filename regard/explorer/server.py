@@ -14,10 +14,11 @@ from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
-from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_images
+from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, SessionShelf, State, no_images
 from regard.explorer.security import Gate, without_folders
 from regard.locale import Lang
 from regard.session.protocol import (
+    EffectsAnswer,
     HeadAnswer,
     LinksAnswer,
     OverviewAnswer,
@@ -331,6 +332,11 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         with state.running(session):
             return state.answer(session, answers.steps, layer, head, token, key)
 
+    @server.get("/api/session/{session}/effects")
+    def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:
+        """What was measured of a link so far."""
+        return state.answer(session, answers.effects, token, key)
+
     @server.get(
         "/api/session/{session}/image/{number}",
         response_class=Response,
@@ -378,6 +384,11 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         if await run_in_threadpool(state.models.sees, offered) is False:  # before a byte of the body is read
             raise ValueError(no_images(offered))
         return {"job": state.jobs.start(text, model, image=(await request.body(), base_name(name, "image")))}
+
+    @server.post("/api/session/{session}/effects")
+    def measure(session: str, request: LinkRequest) -> StartedJSON:
+        """Start a job that measures what a link does; `effects` then has it."""
+        return {"job": state.jobs.measure(session, request)}
 
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:

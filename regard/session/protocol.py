@@ -7,6 +7,7 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs this one for OpenAPI before Python 3.12; torch depends on it
 
 How = Literal["exact", "pooled"]
+NoEffects = Literal["no_model", "repeated", "windows", "other_tokens"]
 
 
 class ArrayJSON(TypedDict):
@@ -25,6 +26,8 @@ class LayerJSON(TypedDict):
     windows: number of windows of equal length; queries and keys count through all of them, and a query sees only the
     keys of its own window.
     layout: numbers of the queries' and the keys' layout in the overview's layouts; null if unknown.
+    no_effects: why the effect of its links cannot be measured: there is no live model, the model runs a layer several
+    times, the layer is cut into windows, or its queries and keys are not the session's tokens; null if it can be.
     """
 
     index: int
@@ -39,6 +42,7 @@ class LayerJSON(TypedDict):
     rows: bool
     windows: int
     layout: list[int] | None
+    no_effects: NoEffects | None
 
 
 class ImageJSON(TypedDict):
@@ -260,3 +264,36 @@ class StepsAnswer(TypedDict):
     lse: float | None
     v: ArrayJSON | None
     v_sum: ArrayJSON | None
+
+
+class LinkEffectJSON(TypedDict):
+    """What hiding the key from the query in one head does: ‖h − h₀‖ ÷ ‖h₀‖ of the query's last hidden state.
+
+    controls: the same for random other keys.  p_value: as `regard.effect` gives it; null without controls.
+    method: "exact", the model ran again.
+    """
+
+    layer: int
+    head: int
+    weight: float
+    effect: float
+    controls: list[float]
+    p_value: float | None
+    method: Literal["exact"]
+
+
+class HeadEffectsJSON(TypedDict):
+    """The same in each head by itself, (layers, most heads): 0 where the mask hides the key, NaN where unknown."""
+
+    weights: ArrayJSON
+    effects: ArrayJSON
+    method: Literal["exact"]
+
+
+class EffectsAnswer(TypedDict):
+    """What was measured of the link from a query to a key. links: in single heads.  heads: in all, or null."""
+
+    token: int
+    key: int
+    links: list[LinkEffectJSON]
+    heads: HeadEffectsJSON | None

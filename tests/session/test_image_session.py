@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ WRITERS: dict[str, tuple[Callable[[Path], Path], str | None, tuple[str, ...]]] =
     "idefics": (idefics, "the street?", ("tower.", "looks.")),
     "idefics without a question": (idefics, None, ("tower.", "looks.")),
 }
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[Path], Path]], Any]:
+    """Load a model anew from a checkpoint that is made once."""
+    checkpoint = cache(lambda make: make(tmp_path_factory.mktemp("checkpoint")))
+    return lambda make: load(checkpoint(make))
 
 
 def head_of(model: Any) -> nn.Module:
@@ -72,11 +80,11 @@ def prompt_of(model: Any, text: str) -> list[int]:
 
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("name", WRITERS)
-def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, loaded: Any) -> None:
     make, text, begins = WRITERS[name]
-    model = load(make(tmp_path))
+    model = loaded(make)
     token = getattr(model, "placeholder", 5)
-    with forced(model, token, at), regard.watch(model, keep="qk") as seen:
+    with forced(model, token, at), regard.watch(model, keep="qk", measures=["entropy"]) as seen:
         written = write(model, text, max_new_tokens=MAX_NEW_TOKENS)
     with forced(model, token, at):
         session = look_at_image(PHOTO, model, text=text)
@@ -91,9 +99,9 @@ def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, t
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics"])
-def test_placeholder_that_was_written_is_a_word(name: str, tmp_path: Path) -> None:
+def test_placeholder_that_was_written_is_a_word(name: str, loaded: Any) -> None:
     make, text, _ = WRITERS[name]
-    model = load(make(tmp_path))
+    model = loaded(make)
     with forced(model, model.placeholder, 2):
         session = look_at_image(PHOTO, model, text=text)
     sides = session.layers[-1].sides
@@ -103,9 +111,9 @@ def test_placeholder_that_was_written_is_a_word(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["blip", "llava"])
-def test_row_of_the_table_that_the_tokenizer_does_not_know_is_called_by_its_number(name: str, tmp_path: Path) -> None:
+def test_row_of_the_table_that_the_tokenizer_does_not_know_is_called_by_its_number(name: str, loaded: Any) -> None:
     make, text, _ = WRITERS[name]
-    model = load(make(tmp_path))
+    model = loaded(make)
     if name == "llava":
         model.tokenizer.size -= 1  # as where a table has more rows than the tokenizer has tokens
     with forced(model, model.tokenizer.size, 1):
@@ -127,8 +135,8 @@ def filled(model: Any, count: int) -> str:
 
 @pytest.mark.parametrize("room", [1, 2, MAX_NEW_TOKENS - 1, MAX_NEW_TOKENS, MAX_NEW_TOKENS + 1])
 @pytest.mark.parametrize("make", [llava, idefics])
-def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], room: int, tmp_path: Path) -> None:
-    model = load(make(tmp_path))
+def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], room: int, loaded: Any) -> None:
+    model = loaded(make)
     count = model.max_positions - room + 1
     text = filled(model, count)
     written = write(model, text, max_new_tokens=min(room, MAX_NEW_TOKENS))
@@ -139,14 +147,14 @@ def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], r
 
 
 @pytest.mark.parametrize("make", [llava, idefics])
-def test_prompt_longer_than_the_model_is_to_be_shortened(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    model = load(make(tmp_path))
+def test_prompt_longer_than_the_model_is_to_be_shortened(make: Callable[[Path], Path], loaded: Any) -> None:
+    model = loaded(make)
     with pytest.raises(ValueError, match=rf"{model.max_positions + 1}.*tokens.*{model.max_positions}"):
         look_at_image(PHOTO, model, text=filled(model, model.max_positions + 1))
 
 
-def test_short_decoder_writes_as_much_as_it_can(tmp_path: Path) -> None:
-    model = load(captioner(tmp_path))
+def test_short_decoder_writes_as_much_as_it_can(loaded: Any) -> None:
+    model = loaded(captioner)
     model.decoder.embed.positions = nn.Embedding.from_pretrained(model.decoder.embed.positions.weight[:7])
     session = look_at_image(PHOTO, model)
     assert len(session.tokens) == model.decoder.embed.max_positions == 7

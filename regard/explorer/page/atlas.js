@@ -2,8 +2,9 @@
 // a search dims what does not fit. It does not know what a head looks at: the map and the text show that.
 
 import { onDarkPaper } from "./colourmaps.js";
+import { withEffects } from "./effects.js";
 import { fill, focusedAround, make, segments } from "./elements.js";
-import { PLAIN, fitting, headsOf, lessBaseline, measureOf } from "./heads.js";
+import { EFFECT, PLAIN, fitting, headsOf, lessBaseline, measureOf } from "./heads.js";
 import { drawLegend } from "./legend.js";
 import { difference, sequence } from "./painting.js";
 import { SearchError } from "./search.js";
@@ -27,17 +28,20 @@ const NUMBERED = 20; // pixels from which a cell has room for its number
  * @param {HTMLElement} element
  * @param {Store} store
  * @param {Source} source
+ * @param {import("./measured.js").Measured} measured
  * @param {{baseline?: () => Promise<Overview | null>}} [options]  baseline: what the colours show the difference to, if any
  * @returns {{update: () => void, destroy: () => void}}
  */
-export function mount(element, store, source, options = {}) {
-  const atlas = new Atlas(element, store, source, options.baseline ?? (async () => null));
+export function mount(element, store, source, measured, options = {}) {
+  const atlas = new Atlas(element, store, source, measured, options.baseline ?? (async () => null));
   const off = store.on((state, changed) => atlas.changed(state, changed));
+  const deaf = measured.on(() => atlas.measuredMore());
   const resized = new ResizeObserver(() => atlas.fit());
   resized.observe(atlas.body);
   void atlas.load();
   const destroy = () => {
     off();
+    deaf();
     resized.disconnect();
     fill(element);
   };
@@ -49,11 +53,13 @@ class Atlas {
    * @param {HTMLElement} element
    * @param {Store} store
    * @param {Source} source
+   * @param {import("./measured.js").Measured} measured
    * @param {() => Promise<Overview | null>} baseline
    */
-  constructor(element, store, source, baseline) {
+  constructor(element, store, source, measured, baseline) {
     this.store = store;
     this.source = source;
+    this.measured = measured;
     this.baseline = baseline;
     this.next = latest();
     /** @type {Overview | null} */
@@ -99,10 +105,9 @@ class Atlas {
     if (session === null) return;
     try {
       const [overview, before] = await Promise.all([this.source.overview(session, this.next()), this.baseline()]);
-      this.overview = overview;
+      this.plain = overview;
       this.before = before;
-      this.heads = headsOf(overview);
-      this.draw();
+      this.#take();
     } catch (error) {
       if (isAbort(error)) return;
       fill(
@@ -114,6 +119,19 @@ class Atlas {
         ),
       );
     }
+  }
+
+  /** The link that the effects are of has changed, or was measured. */
+  measuredMore() {
+    if (this.plain && this.effects !== this.measured.latest) this.#take();
+  }
+
+  #take() {
+    if (!this.plain) return;
+    this.effects = this.measured.latest;
+    this.overview = withEffects(this.plain, this.effects);
+    this.heads = headsOf(this.overview);
+    this.draw();
   }
 
   draw() {
@@ -148,6 +166,10 @@ class Atlas {
           this.store.set({ measure: /** @type {HTMLSelectElement} */ (event.target).value }),
       },
       ...names.map((name) => make("option", { value: name, selected: name === this.measure }, nameOf(lang, name))),
+      !(EFFECT in overview.measures) &&
+        this.source.can.measure &&
+        overview.layers.some((layer) => layer.no_effects === null) &&
+        make("option", { value: EFFECT, disabled: true }, say(lang, "effect_option")),
     );
     const focus = focusedAround(this.bar);
     const had = this.bar.contains(focus) ? focus?.getAttribute("data-role") : null;
@@ -173,12 +195,14 @@ class Atlas {
   paint({ lang }, overview) {
     const measure = this.measure ?? "";
     const dark = onDarkPaper(this.body);
-    const less = this.before ? lessBaseline(this.heads, overview, this.before, measure) : null;
-    this.impossible = Boolean(this.before) && less === null;
+    const before = measure === EFFECT ? null : this.before; // the other session's link may be another one
+    const less = before ? lessBaseline(this.heads, overview, before, measure) : null;
+    this.impossible = Boolean(before) && less === null;
     this.values = less ?? this.heads.map(({ numbers }) => numbers[measure]);
     this.painting = less ? difference(less, dark) : sequence(this.values, !PLAIN.includes(measure), dark);
     const about = this.impossible ? say(lang, "difference_impossible") : less ? say(lang, "difference") : "";
-    drawLegend(this.legend, this.painting, about || aboutMeasure(lang, measure), lang);
+    const effect = measure === EFFECT && say(lang, "effect_about", this.measured.names(this.effects));
+    drawLegend(this.legend, this.painting, effect || about || aboutMeasure(lang, measure), lang);
   }
 
   /**

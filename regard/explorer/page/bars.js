@@ -34,21 +34,24 @@ export function bars(values, { label, titles }) {
 }
 
 /**
+ * An element of SVG.
  * @param {string} tag
  * @param {Record<string, string | number>} given
  */
-function element(tag, given) {
+export function element(tag, given) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(given)) made.setAttribute(name, String(value));
   return made;
 }
 
 /**
+ * An element of SVG with words in it.
  * @param {string} tag
  * @param {string} words
+ * @param {Record<string, string | number>} [given]
  */
-function text(tag, words) {
-  const made = element(tag, {});
+export function text(tag, words, given = {}) {
+  const made = element(tag, given);
   made.textContent = words;
   return made;
 }

@@ -1,6 +1,8 @@
-// The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links) beside the steps of one query.
+// The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links), what the chosen link does, and
+// the steps of one query.
 // It does not know how a head is chosen.
 
+import { mount as mountEffect } from "./effectpane.js";
 import { fill, focusedAround, make } from "./elements.js";
 import { visibly } from "./labels.js";
 import { brokenOf } from "./mapdrawing.js";
@@ -21,21 +23,24 @@ const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
  * @param {HTMLElement} element
  * @param {Store} store
  * @param {Source} source
+ * @param {import("./measured.js").Measured} measured
  * @returns {{update: () => void, destroy: () => void}}
  */
-export function mount(element, store, source) {
-  const [left, right] = [make("section", { class: "card" }), make("section", { class: "steps" })];
-  fill(element, left, right);
+export function mount(element, store, source, measured) {
+  const [left, middle, right] = ["card", "effect", "steps"].map((name) => make("section", { class: name }));
+  fill(element, left, middle, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {
     if (changed.has("session")) card.clear(); // the words and numbers of another one
     if (["session", "layer", "head", "lang"].some((name) => changed.has(name))) void card.load();
     else if (changed.has("token") || changed.has("key")) card.draw();
   });
+  const effect = mountEffect(middle, store, source, measured);
   const steps = mountSteps(right, store, source);
   void card.load();
   const destroy = () => {
     off();
+    effect.destroy();
     steps.destroy();
     fill(element);
   };

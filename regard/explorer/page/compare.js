@@ -14,6 +14,8 @@ import { say } from "./words.js";
 /** @typedef {import("./source.js").Source} Source */
 /** @typedef {import("./state.js").State} State */
 /** @typedef {import("./state.js").Store} Store */
+/** @typedef {import("./measured.js").Measured} Measured */
+/** @typedef {{first: Measured, second: Measured}} Sides */
 /** @typedef {{update: () => void, destroy: () => void}} Mounted */
 
 /**
@@ -22,10 +24,11 @@ import { say } from "./words.js";
  * @param {Store} store
  * @param {Source} source
  * @param {() => SessionLine[]} sessions
+ * @param {Sides} measured
  * @returns {{update: () => void, destroy: () => void}}
  */
-export function mount(element, store, source, sessions) {
-  const stage = new Stage(element, store, source, sessions);
+export function mount(element, store, source, sessions, measured) {
+  const stage = new Stage(element, store, source, sessions, measured);
   const off = store.on((state, changed) => {
     const other = compared(state) !== stage.compared;
     if (other) stage.arrange();
@@ -47,14 +50,16 @@ class Stage {
    * @param {Store} store
    * @param {Source} source
    * @param {() => SessionLine[]} sessions
+   * @param {Sides} measured
    */
-  constructor(element, store, source, sessions) {
+  constructor(element, store, source, sessions, measured) {
     this.element = element;
     this.store = store;
     this.source = source;
     this.sessions = sessions;
+    this.measured = measured;
     this.bars = [make("div", { class: "side-bar" }), make("div", { class: "side-bar" })];
-    this.first = side(store, source, "first");
+    this.first = side(store, source, "first", measured.first);
     /** @type {ReturnType<typeof side> | null} */
     this.second = null;
     fill(element, this.bars[0], this.first.element);
@@ -67,8 +72,12 @@ class Stage {
     this.element.classList.toggle("comparing", comparing);
     if (comparing === (this.second !== null)) return;
     this.second?.destroy();
-    this.second = comparing ? side(otherSide(this.store), this.source, "second", () => this.#baseline()) : null;
+    this.second = comparing ? this.#secondSide() : null;
     fill(this.element, this.bars[0], this.first.element, this.bars[1], this.second?.element);
+  }
+
+  #secondSide() {
+    return side(otherSide(this.store), this.source, "second", this.measured.second, () => this.#baseline());
   }
 
   /** Draw everything anew: sessions came, or light changed to dark. */
@@ -146,16 +155,17 @@ class Stage {
  * @param {Store} store
  * @param {Source} source
  * @param {"first" | "second"} name
+ * @param {Measured} measured
  * @param {() => Promise<import("./source.js").Overview | null>} [baseline]
  */
-function side(store, source, name, baseline) {
+function side(store, source, name, measured, baseline) {
   const [atlas, map, text] = ["atlas", "map", "text"].map((kind) =>
     make("section", { class: `pane ${kind}`, "data-pane": kind }),
   );
   const element = make("div", { class: "side", "data-side": name }, atlas, map, text);
   /** @type {Mounted[]} */
   const panes = [
-    mountAtlas(atlas, store, source, { baseline }),
+    mountAtlas(atlas, store, source, measured, { baseline }),
     mountMap(map, store, source),
     mountRight(text, store, source, () => label()),
   ];

@@ -17,10 +17,10 @@ import { numbers } from "./packed.js";
 /**
  * One session. heads: "layer.head" → the `head` answer.  sentences: language → "layer.head" → its sentence.
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
- * labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
+ * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
  *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
- *   left_out: Record<string, string> | null}} Carried
+ *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
@@ -39,7 +39,7 @@ export class EmbeddedSource {
   /** @param {Data} data */
   constructor(data) {
     this.data = data;
-    this.can = { look: false, open: false };
+    this.can = { look: false, open: false, measure: false };
     /** @type {Map<string, any>} */
     this.decoded = new Map();
     const refuse = async () => {
@@ -47,6 +47,7 @@ export class EmbeddedSource {
     };
     this.look = { start: refuse, image: refuse, poll: refuse, cancel: refuse };
     this.open = refuse;
+    this.measure = refuse;
   }
 
   /** @type {Source["sessions"]} */
@@ -158,6 +159,22 @@ export class EmbeddedSource {
     const cells = pooled(map, edges(down.cells, Infinity), edges(across.cells, Infinity));
     const how = map.shape[0] === queries && map.shape[1] === keys ? "exact" : "pooled"; // a map of few tokens is exact
     return { rows: down.positions, cols: across.positions, cells, how, error: 0 };
+  }
+
+  /** @type {Source["effects"]} */
+  async effects(session, token, key) {
+    const found = this.#session(session).effects?.[`${token}.${key}`];
+    if (found === undefined) return { token, key, links: [], heads: null };
+    return this.#once(`${session}/effects/${token}.${key}`, () => found);
+  }
+
+  /**
+   * The links whose effects are in this page.
+   * @param {string} session
+   * @returns {{token: number, key: number}[]}
+   */
+  carried(session) {
+    return Object.values(this.data.sessions[session]?.effects ?? {});
   }
 
   /** @type {Source["image"]} */

@@ -10,6 +10,8 @@ import { readSearch } from "./search.js";
 
 /** Measures that are no pattern: their colours begin at the lowest number, not at 0. */
 export const PLAIN = ["entropy", "effective", "received_max"];
+/** The effect of a link: no pattern either, but its colours begin at 0. */
+export const EFFECT = "effect";
 /** Weights of a layer up to which everything is measured, asked for or not. */
 const LITTLE = 2 ** 21;
 
@@ -81,7 +83,7 @@ export function measureOf(overview, asked) {
  */
 export function fitting(heads, find, overview) {
   const measures = Object.keys(overview.measures);
-  const patterns = measures.filter((name) => !PLAIN.includes(name));
+  const patterns = measures.filter((name) => !PLAIN.includes(name) && name !== EFFECT);
   const question = readSearch(find, { numbers: [...measures, "layer", "head"], patterns });
   return new Set(heads.filter(question));
 }

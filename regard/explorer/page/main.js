@@ -9,6 +9,7 @@ import { listenToDrops } from "./dropping.js";
 import { fill, make, segments } from "./elements.js";
 import { drawHeader } from "./header.js";
 import { drawHelp, listenToKeys } from "./help.js";
+import { Measured } from "./measured.js";
 import { FIRST, compared, createStore, otherSide } from "./state.js";
 import { fromHash, saysPlace, toHash } from "./url.js";
 import { browserLanguage, say } from "./words.js";
@@ -46,6 +47,7 @@ class Page {
     const said = this.owner ? fromHash(location.hash) : {};
     this.placed = saysPlace(said);
     this.store = createStore({ lang, ...said });
+    this.measured = { first: new Measured(this.store, source), second: new Measured(otherSide(this.store), source) };
     /** @type {SessionLine[]} */
     this.sessions = [];
     /** @type {Overview | null} */
@@ -84,6 +86,7 @@ class Page {
     this.ends.push(this.#watchTheme());
     this.ends.push(this.store.on((state, changed) => this.changed(state, changed)));
     this.ends.push(listenToKeys(this.owner ? document : this.element, this.#deeds()));
+    for (const measured of Object.values(this.measured)) this.ends.push(measured.on(() => this.dressFoot()), () => measured.end());
     if (this.owner) this.ends.push(this.#watchAddress());
     if (this.source.can.look) this.ends.push(this.#watchDrops());
     this.dress();
@@ -157,7 +160,7 @@ class Page {
   build() {
     this.clear();
     this.element.dataset.state = "ready";
-    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions);
+    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions, this.measured);
     this.redrawStage = stage.update;
     this.panes = [stage, { destroy: () => this.card?.destroy() }];
     this.mountCard("first");
@@ -170,7 +173,9 @@ class Page {
   mountCard(side) {
     this.card?.destroy();
     this.side = side;
-    this.card = mountCard(this.drawer, side === "second" ? otherSide(this.store) : this.store, this.source);
+    const [store, measured] =
+      side === "second" ? [otherSide(this.store), this.measured.second] : [this.store, this.measured.first];
+    this.card = mountCard(this.drawer, store, this.source, measured);
   }
 
   clear() {
@@ -277,6 +282,7 @@ class Page {
   changed(state, changed) {
     const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
     if (has("session", "lang", "theme", "drawer") || compared(state) !== this.compared) this.dress();
+    else if (has("layer", "head")) this.dressFoot();
     if (has("lang") && this.element.dataset.state === "empty") this.showEmpty();
     if (!this.owner) return;
     clearTimeout(this.timer);
@@ -314,9 +320,16 @@ class Page {
     );
     this.dressDrawer(state);
     fill(this.skip, say(lang, "skip"));
-    const missing = state.session === null ? null : (this.source.leftOut?.(state.session, lang) ?? null);
-    fill(this.foot, make("span", {}, say(lang, "warning")), missing && make("span", { class: "missing" }, missing));
+    this.dressFoot();
     if (this.help.open) drawHelp(this.help, lang);
+  }
+
+  /** What weights do not say; of a link that was measured, what it does. */
+  dressFoot() {
+    const { session, lang } = this.store.get();
+    const missing = session === null ? null : (this.source.leftOut?.(session, lang) ?? null);
+    const said = this.measured.first.sentence() ?? [say(lang, "warning")];
+    fill(this.foot, make("span", { class: "warning" }, ...said), missing && make("span", { class: "missing" }, missing));
   }
 
   /** @param {State} state */

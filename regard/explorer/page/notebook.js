@@ -26,7 +26,7 @@ export class NotebookSource {
   /** @param {Model} model */
   constructor(model) {
     this.model = model;
-    this.can = { look: false, open: false };
+    this.can = { look: false, open: false, measure: true };
     this.kept = new Remembered(256);
     this.asked = 0;
     /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: Error) => void}>} */
@@ -98,6 +98,16 @@ export class NotebookSource {
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
     return this.#ask("steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["effects"]} */
+  effects(session, token, key) {
+    return this.#send("effects", { token, key }); // not kept: more may come
+  }
+
+  /** @type {Source["measure"]} */
+  measure(session, { token, key, layer, head }) {
+    return this.#send("measure", { token, key, layer, head });
   }
 
   /** @type {Source["image"]} */

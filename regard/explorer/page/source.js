@@ -10,13 +10,14 @@ import { Remembered } from "./remembered.js";
 import { say } from "./words.js";
 
 /** @typedef {import("./arrays.js").Numbers} Numbers */
+/** Why what links do cannot be measured. @typedef {"no_model" | "repeated" | "windows" | "other_tokens"} NoEffects */
 /**
  * One attention. first: the position of query 0 among the keys, null in cross-attention.  labelled: do the session's
  * tokens name its keys?  rows: can exact rows be asked for?  windows: sequences that its tokens count through, each of
  * which sees itself alone.  layout: of its queries and keys, by their numbers among the overview's layouts.
  * @typedef {{index: number, path: string, call?: number | null, heads: number, queries: number, keys: number,
  *   kind: string, first?: number | null, labelled?: boolean, rows?: boolean, windows?: number,
- *   layout?: number[] | null}} Layer
+ *   layout?: number[] | null, no_effects?: NoEffects | null}} Layer
  */
 /**
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
@@ -51,18 +52,30 @@ import { say } from "./words.js";
  *   keys: number[], there?: number, masked?: number, scores: Numbers | (number | null)[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
  *   v_sum: Numbers | number[] | null}} Steps
  */
+/**
+ * What a link does in one head: how far the query's vector moves without it, and without random other keys.
+ * @typedef {{layer: number, head: number, weight: number, effect: number, controls: number[], p_value: number | null,
+ *   method: string}} LinkEffect
+ */
+/**
+ * What was measured of a link: in single heads, and in each of all heads, arrays (L, Hmax), or null.
+ * @typedef {{token: number, key: number, links: LinkEffect[],
+ *   heads: {weights: Numbers, effects: Numbers, method: string} | null}} Effects
+ */
+/** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
  * images: does it look at them; null while nobody can tell.
  * @typedef {{id: string, name: string, default?: boolean, images?: boolean | null}} ModelLine
  */
 /**
- * @typedef {{state: "loading" | "reading" | "done" | "failed" | "cancelled", session?: string | null,
- *   error?: string | null}} Job
+ * @typedef {{state: "loading" | "reading" | "measuring" | "done" | "failed" | "cancelled", progress?: string,
+ *   session?: string | null, error?: string | null}} Job
  */
 /**
  * @typedef {object} Source
- * @property {{look: boolean, open: boolean}} can  whether new texts can be read, and files be opened
+ * @property {{look: boolean, open: boolean, measure: boolean}} can  whether new texts can be read, files be opened, and
+ *   links be measured
  * @property {(signal?: AbortSignal) => Promise<SessionLine[]>} sessions
  * @property {(signal?: AbortSignal) => Promise<ModelLine[]>} models
  * @property {(session: string, signal?: AbortSignal) => Promise<Overview>} overview
@@ -76,6 +89,11 @@ import { say } from "./words.js";
  *   signal?: AbortSignal) => Promise<Tile>} tile
  * @property {(session: string, layer: number, head: number, token: number, key: number, signal?: AbortSignal) =>
  *   Promise<Steps>} steps
+ * @property {(session: string, token: number, key: number, signal?: AbortSignal) => Promise<Effects>} effects  measured
+ *   so far
+ * @property {(session: string, link: LinkQuestion, tell: (progress: string) => void, signal: AbortSignal) =>
+ *   Promise<Effects>} measure
+ * @property {(session: string) => {token: number, key: number}[]} [carried]  links whose effects a page carries
  * @property {(session: string, number: number) => Promise<string>} image  an address of its bytes
  * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
  *   image: (file: Blob & {name?: string}, text: string, model: string | null) => Promise<string>,
@@ -86,6 +104,8 @@ import { say } from "./words.js";
  */
 
 export { EmbeddedSource } from "./embedded.js";
+
+const EVERY_MS = 200; // between two questions about a job
 
 /**
  * Signals of which each aborts the one before: what a pane passes with a question whose older answers are stale.
@@ -150,7 +170,7 @@ export class HttpSource {
   /** @param {string} base  the address under which /api lies, without a slash at its end: "" for the page's own */
   constructor(base) {
     this.base = base;
-    this.can = { look: true, open: true };
+    this.can = { look: true, open: true, measure: true };
     this.kept = new Remembered(256);
     this.look = {
       /** @type {Source["look"]["start"]} */
@@ -208,6 +228,27 @@ export class HttpSource {
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
     return this.#ask(session, "steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["effects"]} */
+  async effects(session, token, key, signal) {
+    const path = `session/${encodeURIComponent(session)}/effects?token=${token}&key=${key}`; // not kept: more may come
+    return unpackAll(await this.#send("GET", path, undefined, signal));
+  }
+
+  /** @type {Source["measure"]} */
+  async measure(session, link, tell, signal) {
+    const path = `session/${encodeURIComponent(session)}/effects`;
+    const { job } = await this.#send("POST", path, JSON.stringify(link));
+    for (;;) {
+      if (signal.aborted) await this.look.cancel(job);
+      const { state, progress, error } = await this.look.poll(job);
+      if (state === "done") return this.effects(session, link.token, link.key);
+      if (state === "failed") throw new Error(error ?? state);
+      if (state === "cancelled") throw new DOMException("the measurement was cancelled", "AbortError");
+      tell(progress ?? "");
+      await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
+    }
   }
 
   /** @type {Source["image"]} */
