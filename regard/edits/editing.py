@@ -6,7 +6,8 @@ the edges hidden or q, k and v replaced: O(N) memory, and no subtraction that wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import TracebackType
@@ -20,6 +21,7 @@ from regard.backends.call import Call
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, Positions, ZeroValues
 from regard.lens.capture import Capture
 from regard.lens.doctor import merge_paths
+from regard.lens.edit_records import ACTIVE
 from regard.lens.measures.weights import sources
 from regard.lens.taps.calls import original_path
 from regard.lens.taps.interception import InterceptedCall, Interceptor
@@ -67,8 +69,8 @@ def edit(model: nn.Module, *edits: Edit | Edits) -> EditContext:
 
     Whatever `regard.watch` sees can be edited: SDPA, FlexAttention, nn.MultiheadAttention, Hugging Face's models,
     regard's own, and softmaxes written by hand. Kernels stay as they are; gradients pass through the edit. In a
-    generation with a cache, positions count from the beginning of the text. `watch` inside the block shows the edited
-    weights, but for softmaxes written by hand.
+    generation with a cache, positions count from the beginning of the text. `watch` around the block or in it shows the
+    edited weights.
 
     Args:
         model: any nn.Module that is not compiled.
@@ -79,7 +81,7 @@ def edit(model: nn.Module, *edits: Edit | Edits) -> EditContext:
 
     Raises:
         TypeError: not a module, or not an edit.
-        ValueError: no edit is given, a module path does not exist, or the model is compiled.
+        ValueError: no edit is given, a layer is negative or its module path does not exist, or the model is compiled.
         LookupError: at the end of the block, if an edit has changed nothing, with the reason.
     """
     if not isinstance(model, nn.Module):
@@ -93,6 +95,11 @@ def edit(model: nn.Module, *edits: Edit | Edits) -> EditContext:
     paths = {original_path(name) for name, _ in model.named_modules()}
     for single in flat:
         path = single.path if isinstance(single, Add) else getattr(single, "layer", None)
+        if isinstance(path, int) and path < 0:
+            raise ValueError(
+                f"{single!r}: the number of layers is known only after a run, so {path} cannot be counted from the "
+                "end; give the number from 0 or the module path (regard.effect, which runs first, takes it)"
+            )
         if isinstance(path, str) and path not in paths:
             near = [name for name in paths if path and (name.endswith(path) or (name and path.endswith(name)))]
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -114,6 +121,7 @@ class EditContext:
         self.applied = [AppliedEdit(single) for single in edits]
         self._interceptor = Interceptor(model, self._on_call)
         self._hooks: list[RemovableHandle] = []
+        self._text = _TextPosition()
         self._lengths: dict[int, int] = {}  # edit → positions that its calls had
 
     @property
@@ -124,19 +132,22 @@ class EditContext:
     def __enter__(self) -> EditContext:
         self._interceptor.__enter__()
         modules = {original_path(name): module for name, module in self.model.named_modules()}
-        for applied in self.applied:
+        for number, applied in enumerate(self.applied):
             if isinstance(applied.edit, Add):
-                hook = _adding(applied.edit, applied)
+                hook = _adding(number, applied.edit, applied, self._text)
                 self._hooks.append(modules[applied.edit.path].register_forward_hook(hook))
+        ACTIVE.append(self)  # captures of this run name the edits
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
+        ACTIVE.remove(self)
         while self._hooks:
             self._hooks.pop().remove()
         self._interceptor.__exit__(kind, problem, where)
         if kind is None:
+            self._text.close(attention=bool(self._interceptor.names))
             for number, applied in enumerate(self.applied):
                 if not applied.rows or (isinstance(applied.edit, KnockOut) and not applied.edges):
                     raise LookupError(self._why_nothing(number, applied))
@@ -162,6 +173,8 @@ class EditContext:
         return start + f"no call had these positions; the calls had {self._lengths.get(number, 0)} positions"
 
     def _on_call(self, intercepted: InterceptedCall) -> tuple[Call | None, Tensor] | None:
+        if intercepted.kind == "self":
+            self._text.attend(intercepted.path, intercepted.first_query, intercepted.sizes[2])
         mine = [
             (number, applied)
             for number, applied in enumerate(self.applied)
@@ -193,23 +206,29 @@ def _head_list(single: Edit, heads: int) -> list[int]:
     return list(range(heads)) if head is None else [head] if isinstance(head, int) else list(head)
 
 
-def _places(positions: Positions, first: int, count: int, total: int, device: torch.device) -> Tensor:
+def _places(positions: Positions, first: int, count: int, total: int) -> list[int]:
     """Which of the `count` places that begin at position `first` are meant, as indices from 0.
 
     total: positions that there are so far; negative positions and slices count from it.
     """
     if positions is None:
-        return torch.arange(count, device=device)
+        return list(range(count))
     if isinstance(positions, slice):
         wanted = list(range(total)[positions])
     else:
         listed = (positions,) if isinstance(positions, int) else positions
         wanted = [at + total if at < 0 else at for at in listed]
-    inside = sorted({at - first for at in wanted if first <= at < first + count})
-    return torch.tensor(inside, dtype=torch.long, device=device)
+    return sorted({at - first for at in wanted if first <= at < first + count})
 
 
-Knocked = tuple[AppliedEdit, KnockOut, Tensor, Tensor]
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Numbers as a tensor. Numbers in a row are made on the device: copying them would wait for its queue."""
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return torch.arange(numbers[0], numbers[0] + len(numbers), device=device)
+    return torch.tensor(numbers, device=device)
+
+
+Knocked = tuple[AppliedEdit, KnockOut, list[int], list[int]]
 """An edit, with the rows and columns of a call that it means."""
 
 
@@ -220,15 +239,15 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     first_query, first_key = intercepted.first_query, intercepted.first_key
     so_far = first_query + nq  # a cache of fixed size has room for more keys behind them
 
-    def queries_of(positions: Positions) -> Tensor:
-        return _places(positions, first_query, nq, so_far, device)
+    def queries_of(positions: Positions) -> list[int]:
+        return _places(positions, first_query, nq, so_far)
 
-    def keys_of(positions: Positions) -> Tensor:
-        return _places(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk, device)
+    def keys_of(positions: Positions) -> list[int]:
+        return _places(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk)
 
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)
-    whole = torch.zeros(heads, dtype=torch.bool, device=device)  # heads of which every row changes
+    whole: set[int] = set()  # heads of which every row changes
     knocked: list[Knocked] = []
     for applied in mine:
         single, chosen = applied.edit, _head_list(applied.edit, heads)
@@ -241,21 +260,21 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
         elif isinstance(single, ZeroValues):
             columns = keys_of(single.keys)
             if len(columns):
-                parts.values[:, chosen] = parts.values[:, chosen].index_fill(2, columns, 0.0)
-                whole[chosen] = True
+                parts.zero_values(chosen, columns)
+                whole.update(chosen)
                 _count(applied, intercepted.sizes[0] * len(chosen) * nq)
         elif isinstance(single, Patch) and single.part != "output":
             at = keys_of(single.positions) if single.part in "kv" else queries_of(single.positions)
             if len(at):
                 parts.put(single, chosen, at)
-                whole[chosen] = True
+                whole.update(chosen)
                 _count(applied, intercepted.sizes[0] * len(chosen) * nq)
     call, changed = intercepted.call, False
-    if knocked or bool(whole.any()):
+    if knocked or whole:
         output, changed = _recompute(intercepted, parts, whole, knocked), True
         if call is not None:
             hidden = [
-                _Edges(single, tuple(rows.tolist()), tuple(columns.tolist()))
+                _Edges(single, tuple(rows), tuple(columns), heads)
                 for _, single, rows, columns in knocked
                 if single.renormalise
             ]
@@ -272,7 +291,7 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
                 new = _replacement(single, intercepted, output, chosen, at)
                 if not changed:
                     output, changed = output.clone(), True
-                output[:, torch.tensor(chosen, device=device)[:, None], at] = new.to(output.dtype)
+                output[:, _index(chosen, device)[:, None], _index(at, device)] = new.to(output.dtype)
                 _count(applied, intercepted.sizes[0] * len(chosen) * len(at))
     return (call, output) if changed else None
 
@@ -305,18 +324,19 @@ class _Parts:
             )
         return x.repeat_interleave(self.intercepted.sizes[1] // x.shape[1], 1)
 
-    @property
-    def values(self) -> Tensor:
-        """v by query head, as a copy that may be written to."""
-        return self.changed.setdefault("v", self.of("v").clone())
+    def zero_values(self, chosen: list[int], at: list[int]) -> None:
+        """Set the values of heads to 0 at these positions of the call."""
+        x = self.of("v").clone()
+        x[:, _index(chosen, x.device)[:, None], _index(at, x.device)] = 0.0
+        self.changed["v"] = x
 
-    def put(self, single: Patch, chosen: list[int], at: Tensor) -> None:
+    def put(self, single: Patch, chosen: list[int], at: list[int]) -> None:
         """Put another run's q, k or v into heads, at these positions of the call."""
         x = self.of(single.part).clone()
-        index = torch.tensor(chosen, device=x.device)
         first = self.intercepted.first_query if single.part == "q" else self.intercepted.first_key
-        new = _from_source(single.source, single.part, self.intercepted, index, at + first, x.shape)
-        x[:, index[:, None], at] = new.to(x.dtype)
+        positions = [place + first for place in at]
+        new = _from_source(single.source, single.part, self.intercepted, chosen, positions, x.shape)
+        x[:, _index(chosen, x.device)[:, None], _index(at, x.device)] = new.to(x.dtype)
         self.changed[single.part] = x
 
     def shared(self) -> dict[str, Any]:
@@ -330,24 +350,25 @@ def _from_source(
     source: Tensor | Capture | None,
     part: str,
     intercepted: InterceptedCall,
-    heads: Tensor,
-    positions: Tensor,
+    heads: list[int],
+    positions: list[int],
     shape: Sequence[int],
 ) -> Tensor:
     """A part of another run for heads and positions, (B or 1, heads, positions, D)."""
-    device = heads.device
+    device = intercepted.output.device
+    index, places = _index(heads, device), _index(positions, device)
     if isinstance(source, Tensor):
         wide = source.to(device)
         wide = wide[(None,) * (4 - wide.ndim)]
-        total = int(positions.max()) + 1
+        total = positions[-1] + 1
         if wide.shape[2] not in (1, len(positions)) and wide.shape[2] < total:
             raise ValueError(f"source has {wide.shape[2]} positions, but position {total - 1} is to be replaced")
         if wide.shape[1] not in (1, len(heads), shape[1]) or wide.shape[-1] not in (1, shape[-1]):
             raise ValueError(
                 f"source must broadcast to (batch, heads, positions, {shape[-1]}), got {tuple(source.shape)}"
             )
-        wide = wide[:, heads] if wide.shape[1] == shape[1] else wide
-        return wide[:, :, positions] if wide.shape[2] not in (1, len(positions)) else wide
+        wide = wide[:, index] if wide.shape[1] == shape[1] else wide
+        return wide[:, :, places] if wide.shape[2] not in (1, len(positions)) else wide
     assert isinstance(source, Capture)
     view = source[intercepted.path]
     if part == "output":
@@ -361,75 +382,97 @@ def _from_source(
         x = getattr(computed[0].call, part)
     x = torch.as_tensor(x, device=device)
     x = x.repeat_interleave(shape[1] // x.shape[1], 1)
-    if int(positions.max()) >= x.shape[2] or x.shape[0] not in (1, shape[0]):
+    if positions[-1] >= x.shape[2] or x.shape[0] not in (1, shape[0]):
         raise ValueError(
             f"the source has {x.shape[0]} batch rows and {x.shape[2]} positions in {intercepted.path!r}; this run has "
-            f"{shape[0]} and needs position {int(positions.max())}"
+            f"{shape[0]} and needs position {positions[-1]}"
         )
-    return x[:, heads[:, None], positions]
+    return x[:, index[:, None], places]
 
 
 def _replacement(
-    single: Ablate | Patch, intercepted: InterceptedCall, output: Tensor, chosen: list[int], at: Tensor
+    single: Ablate | Patch, intercepted: InterceptedCall, output: Tensor, chosen: list[int], at: list[int]
 ) -> Tensor:
     """The new output of heads and queries, (B or 1, heads, queries, Dv)."""
-    index = torch.tensor(chosen, device=output.device)
     source = single.by if isinstance(single, Ablate) else single.source
     if isinstance(source, str):
         if source == "zero":
             return output.new_zeros(1, 1, 1, 1)
-        return output[:, index].mean(2, keepdim=True)
-    return _from_source(source, "output", intercepted, index, at + intercepted.first_query, output.shape)
+        return output[:, _index(chosen, output.device)].mean(2, keepdim=True)
+    if not isinstance(source, (Tensor, Capture)):
+        return _surveyed(single, source, intercepted, output)[_index(chosen, output.device)][None, :, None]
+    positions = [place + intercepted.first_query for place in at]
+    return _from_source(source, "output", intercepted, chosen, positions, output.shape)
+
+
+def _surveyed(single: Ablate | Patch, survey: Any, intercepted: InterceptedCall, output: Tensor) -> Tensor:
+    """A survey's mean outputs of a layer, (heads, Dv)."""
+    means: Tensor | None = survey.outputs.get(intercepted.path)
+    if means is None:
+        raise LookupError(
+            f"{single!r}: no layer {intercepted.path!r} in the survey; it has {merge_paths(list(survey.outputs))}"
+        )
+    if tuple(means.shape) != (output.shape[1], output.shape[3]):
+        raise ValueError(
+            f"{single!r}: the survey has outputs (heads, Dv) of {tuple(means.shape)} in {intercepted.path!r}, and this "
+            f"run of {(output.shape[1], output.shape[3])}: survey this model"
+        )
+    return means.to(output.device)
 
 
 def _recompute(
     intercepted: InterceptedCall,
     parts: _Parts,
-    whole: Tensor,
+    whole: set[int],
     knocked: Sequence[Knocked],
 ) -> Tensor:
-    """The output with the rows that changed computed again, in chunks of queries."""
+    """The output with the rows that changed computed again, in chunks of queries.
+
+    Which rows those are is known without asking the device, so that nothing here waits for it.
+    """
     output, (batch, heads, nq, nk) = intercepted.output, intercepted.sizes
     device = output.device
     # 1. Which heads and rows.
-    touched = whole.clone()
-    rows = torch.zeros(nq, dtype=torch.bool, device=device)
+    touched, rows = set(whole), set(range(nq) if whole else ())
     for applied, single, at, _ in knocked:
         chosen = _head_list(single, heads)
-        touched[chosen] = True
-        rows[at] = True
+        touched.update(chosen)
+        rows.update(at)
         _count(applied, batch * len(chosen) * len(at))
-    if bool(whole.any()):
-        rows[:] = True
-    index, queries = touched.nonzero().view(-1), rows.nonzero().view(-1)
+    index, queries = _index(sorted(touched), device), _index(sorted(rows), device)
     weights_of = _weights(intercepted, parts, index)
     values = parts.of("v")[:, index]
+    every_row = _marked(heads, whole, device)[index][:, None]  # (heads, 1)
+    named = [
+        _marked(heads, _head_list(single, heads), device)[index][:, None, None] & _marked(nk, columns, device)
+        for _, single, _, columns in knocked
+    ]  # (heads, 1, Nk)
     # 2. A chunk of rows at a time.
     new, replaced = [], []
+    if intercepted.weights is not None and knocked:
+        intercepted.edited_weights = intercepted.weights.detach().clone()
     for part in torch.split(queries, max(1, CELLS // max(1, batch * len(index) * nk))):
         kept = torch.ones(batch, len(index), len(part), nk, dtype=torch.bool, device=device)
         faded = torch.ones_like(kept)  # edges whose weight is taken away without the others growing
         if knocked:
             with torch.no_grad():
                 seen = weights_of(part, None) > 0  # a bias of −10,000 hides as a mask does
-        for applied, single, at, columns in knocked:
-            meant = torch.tensor(_head_list(single, heads), device=device)
-            edge = (
-                torch.isin(index, meant)[:, None, None]
-                & torch.isin(part, at)[:, None]
-                & torch.isin(torch.arange(nk, device=device), columns)
-            )  # (heads, rows, Nk)
+        for (applied, single, at, _), cells in zip(knocked, named, strict=True):
+            edge = cells & _marked(nq, at, device)[part][:, None]  # (heads, rows, Nk)
             if single.edges is not None:
                 see = single.edges.bind(nq, nk, device, torch.float32)
                 b, j = torch.arange(batch, device=device), torch.arange(nk, device=device)
-                cells = see(b.view(-1, 1, 1, 1), index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j.view(1, 1, 1, -1))
-                edge = edge & cells
+                edge = edge & see(
+                    b.view(-1, 1, 1, 1), index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j.view(1, 1, 1, -1)
+                )
             (kept if single.renormalise else faded).logical_and_(~edge)
             applied._edges.append((edge & seen).sum())
         p = weights_of(part, kept) * faded
-        changed = whole[index][:, None].expand(batch, -1, len(part))  # (B, heads, rows)
+        changed = every_row.expand(batch, -1, len(part))  # (B, heads, rows)
         if knocked:
             changed = changed | (seen & ~(kept & faded)).any(-1)
+        if intercepted.edited_weights is not None:
+            intercepted.edited_weights[:, index[:, None], part] = p.detach().to(intercepted.edited_weights.dtype)
         # As a model multiplies that makes its weights by hand, or in the precision of the scores.
         new.append(p.to(values.dtype) @ values if intercepted.call is None else p @ values.to(p.dtype))
         replaced.append(changed)
@@ -439,6 +482,12 @@ def _recompute(
     output = output.clone()
     output[place] = torch.where(torch.cat(replaced, 2).unsqueeze(-1), torch.cat(new, 2).to(output.dtype), old)
     return output
+
+
+def _marked(count: int, numbers: Collection[int], device: torch.device) -> Tensor:
+    """Booleans (count,), True at these numbers."""
+    marks = torch.zeros(count, dtype=torch.bool, device=device)
+    return marks.index_fill_(0, _index(sorted(numbers), device), True) if numbers else marks
 
 
 WeightsOfRows = Callable[[Tensor, Tensor | None], Tensor]
@@ -510,10 +559,12 @@ class _Edges(Mask):
     edit: KnockOut
     rows: tuple[int, ...]
     columns: tuple[int, ...]
+    heads: int  # of the call
 
     def varies(self) -> tuple[int, int]:
-        """Over heads if the edit names some; what they are is compared by number."""
-        return (1, 1) if self.edit.edges is None else self.edit.edges.leading
+        """Over heads if the edit names some."""
+        batch, heads = (1, 1) if self.edit.edges is None else self.edit.edges.leading
+        return batch, heads if self.edit.head is None else self.heads
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j)."""
@@ -541,19 +592,94 @@ class _Edges(Mask):
         return repr(self.edit)
 
 
-def _adding(single: Add, applied: AppliedEdit) -> Callable[[nn.Module, Any, Any], Any]:
+@dataclass(frozen=True)
+class _Assumed:
+    """Where a module of `add` was taken to stand: `count` positions from `first` on."""
+
+    edit: Add
+    first: int
+    count: int
+    whole: int = 0  # positions of the attention before it, if it returned fewer of them
+
+
+class _TextPosition(threading.local):
+    """Where the modules of `add` stand in the text, told by the self-attention of the same pass through the model.
+
+    A module behind an attention stands where that one does. One in front of it, as an embedding, or one that returns
+    another number of positions, is taken to stand at the next position or at 0; the attention after it must agree.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # of the pass; another begins where a module attends again
+        self.paths: set[str] = set()  # that have attended in this pass
+        self.first = self.count = 0  # of the latest self-attention
+        self.calls: dict[int, list[int]] = {}  # edit → the passes that its module was called in
+        self.leading: set[int] = set()  # edits of modules that come before the attention of their pass
+        self.assumed: dict[int, _Assumed] = {}
+
+    def attend(self, path: str, first: int, count: int) -> None:
+        """Self-attention over `count` positions from `first` on. Raises ValueError if a module was taken wrongly."""
+        again = path in self.paths
+        if again:
+            self.number += 1
+            self.paths.clear()
+        self.paths.add(path)
+        self.first, self.count = first, count
+        for taken in self.assumed.values():
+            if taken.whole and (again or taken.count != count):
+                self._refuse_part(taken)
+            if taken.count == count and taken.first != first:
+                raise ValueError(
+                    f"{taken.edit!r}: the module was taken to stand at position {taken.first}, and the attention after "
+                    f"it stands at {first}; add to a module behind an attention, or run one text in each block"
+                )
+        self.assumed.clear()
+
+    def module(self, number: int, single: Add, count: int) -> int:
+        """The position of the first of `count` positions that the module of an edit returns."""
+        calls = self.calls.setdefault(number, [])
+        if not self.paths or self.number in calls[-1:]:
+            self.leading.add(number)
+        calls.append(self.number)
+        if number not in self.leading and count == self.count:
+            return self.first
+        first = self.first + self.count if number in self.leading and count == 1 else 0
+        whole = self.count if number not in self.leading and count < self.count else 0
+        self.assumed[number] = _Assumed(single, first, count, whole)
+        return first
+
+    def close(self, attention: bool) -> None:
+        """No more calls; attention: some ran. Raises ValueError if it is not known where a module stood."""
+        for taken in self.assumed.values():
+            if taken.whole:
+                self._refuse_part(taken)
+        if attention and not self.paths and any(len(calls) > 1 for calls in self.calls.values()):
+            raise ValueError("add(positions=…) in steps of a text needs its attention, which could not be read here")
+
+    def _refuse_part(self, taken: _Assumed) -> None:
+        raise ValueError(
+            f"{taken.edit!r}: the module returned {taken.count} of {taken.whole} positions, and which is not known; "
+            "leave positions out, or add to a module that returns all of them"
+        )
+
+
+def _adding(
+    number: int, single: Add, applied: AppliedEdit, text: _TextPosition
+) -> Callable[[nn.Module, Any, Any], Any]:
     """A forward hook that adds a vector to a module's output."""
 
     def hook(module: nn.Module, arguments: Any, out: Any) -> Any:
         hidden = out if isinstance(out, Tensor) else out[0]
         assert single.vector is not None
         vector = single.vector.to(hidden.device, hidden.dtype) * single.scale
-        at = _places(single.positions, 0, hidden.shape[-2], hidden.shape[-2], hidden.device)
-        if not len(at):
+        count = hidden.shape[-2]
+        first = 0 if single.positions is None else text.module(number, single, count)
+        places = _places(single.positions, first, count, first + count)
+        if not places:
             return out
-        steered = hidden.clone()
+        steered, at = hidden.clone(), _index(places, hidden.device)
         steered[..., at, :] = steered[..., at, :] + vector
-        _count(applied, hidden[..., 0].numel() // hidden.shape[-2] * len(at))
+        _count(applied, hidden[..., 0].numel() // hidden.shape[-2] * len(places))
         return steered if isinstance(out, Tensor) else (steered, *out[1:])
 
     return hook

@@ -18,8 +18,11 @@ from regard import tables
 from regard.edits.editing import CELLS
 from regard.edits.editing import edit as run_edited
 from regard.edits.metrics import Metric
+from regard.edits.replay import KeptBlocks, same_tensors
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, ZeroValues, ablate, knock_out
 from regard.lens.capture import Capture
+from regard.lens.edit_records import Effect
+from regard.lens.taps.installation import Taps
 from regard.lens.view import NO_GRADIENT, View
 from regard.lens.watch import watch
 
@@ -27,52 +30,6 @@ __all__ = ["Effect", "Scan", "effect", "scan"]
 
 Run = Callable[[], Any]
 KEPT = ["qk", "v", "output"]  # what gradients need
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What an edit did to a metric.
-
-    Attributes:
-        edit: the edit.
-        metric: the metric's name.
-        before: the metric without the edit; 0 for one that compares with the unedited run.
-        after: the metric with it.
-        weight: what a knock-out took away: the mean weight of its edges over the edited rows; None for other edits.
-        controls: after − before of the same edit at random places.
-        p_value: share of random places, this one counted, where the effect is as large; None without controls.
-        method: "exact": the model was run again.
-    """
-
-    edit: Edit | Edits
-    metric: str
-    before: float
-    after: float
-    weight: float | None = None
-    controls: tuple[float, ...] = ()
-    method: Literal["exact", "first order"] = "exact"
-
-    @property
-    def value(self) -> float:
-        """after − before."""
-        return self.after - self.before
-
-    @property
-    def p_value(self) -> float | None:
-        """See above."""
-        if not self.controls:
-            return None
-        as_large = sum(abs(control) >= abs(self.value) for control in self.controls)
-        return (1 + as_large) / (1 + len(self.controls))
-
-    def __repr__(self) -> str:
-        weight = "" if self.weight is None else f", weight {self.weight:.3f}"
-        against = "no controls"
-        if self.controls:
-            mean = sum(map(abs, self.controls)) / len(self.controls)
-            against = f"{len(self.controls)} random places {mean:.4g} on average, p = {self.p_value:.3g}"
-        change = f"{self.before:.4g} → {self.after:.4g} ({self.value:+.4g})" if self.before else f"{self.value:.4g}"
-        return f"{self.edit!r}{weight}\n  {self.metric}: {change}, {self.method}; {against}"
 
 
 def effect(
@@ -98,6 +55,10 @@ def effect(
     of heads takes other heads, of layers with as many queries and keys. No two controls are the same, and none is a
     place of the edit. A module that runs several times, as in ALBERT, is edited each time.
 
+    An edited run begins at the block that is edited, where that gives the same bits: blocks of an nn.ModuleList before
+    it return what they returned without the edit. A block with a cache, with hooks inside, or that runs several times
+    is always computed.
+
     A knock-out takes the model where it was never trained: a large effect says that the model uses this edge as it is,
     not what it would have learnt without it.
 
@@ -117,18 +78,20 @@ def effect(
         ValueError: the mask hides the edges; the model is in training mode or not deterministic; the metric is not one
             number.
     """
-    plain, before, seen = _plain_run(run, model, metric)
-    layers = _layers(seen)
-    weights = [weight for single in edit if (weight := _check(single, layers, seen.unseen)) is not None]
+    plain = _plain_run(run, model, metric)
+    before, layers = plain.value, _layers(plain.seen)
+    weights = [_check(single, layers, plain.seen.unseen) for single in edit]
     random_places = random.Random(seed)
     own = [_numbered(single, layers) for single in edit]
     together = zip(*(_controls(single, own, layers, controls, random_places) for single in own), strict=False)
     # Parts of an edit that were drawn at the same place would be fewer than the edit has.
-    places = [Edits(drawn) for drawn in together if not any(part in drawn[:n] for n, part in enumerate(drawn))]
-    after = _measure(run, model, edit, metric, plain)
-    values = [_measure(run, model, place, metric, plain) - before for place in places]
-    weight = sum(weights) / len(weights) if weights else None
-    return Effect(edit, _name(metric), before, after, weight, tuple(values))
+    places = [
+        drawn for drawn in together if not any(part in [p for p, _ in drawn[:n]] for n, (part, _) in enumerate(drawn))
+    ]
+    after = _measure(run, model, Edits(tuple(own)), metric, plain)
+    values = [_measure(run, model, Edits(tuple(part for part, _ in drawn)), metric, plain) - before for drawn in places]
+    control_weight = _mean([weight for drawn in places for _, weight in drawn])
+    return Effect(edit, _name(metric), before, after, _mean(weights), tuple(values), control_weight)
 
 
 # ---------------------------------------------------------------------------------------------------------------- scan
@@ -140,7 +103,7 @@ class Scan:
 
     Attributes:
         values: (layers, heads), (layers, 1), or for edges (layers, heads, keys): after − before; NaN where a layer has
-            fewer heads.
+            fewer heads, or the mask hides an edge.
         weights: for edges, the weights, their mean over the batch; otherwise None.
         names: module paths of the layers.
         metric: the metric's name.
@@ -158,14 +121,10 @@ class Scan:
 
     def top(self, k: int = 10) -> list[tuple[tuple[int, ...], float]]:
         """The k places with the largest effects, by size: ((layer, head, …), effect)."""
-        flat = self.values.flatten().nan_to_num(0.0)
-        order = flat.abs().argsort(descending=True, stable=True)[:k].tolist()
-        shape = self.values.shape
-        found = []
-        for at in order:
-            place = tuple(int(n) for n in torch.unravel_index(torch.tensor(at), shape))
-            found.append((place, float(flat[at])))
-        return found
+        places = (~self.values.isnan()).nonzero()
+        values = self.values[tuple(places.T)]
+        order = values.abs().argsort(descending=True, stable=True)[:k]
+        return [(tuple(places[at].tolist()), float(values[at])) for at in order.tolist()]
 
     def confirm(self, k: int = 10) -> list[tuple[tuple[int, ...], float, float]]:
         """Run the k largest exactly: (place, effect here, exact effect)."""
@@ -179,7 +138,7 @@ class Scan:
             shown = [str(n) for n in place] if self.over != "layers" else [str(place[0]), self.names[place[0]]]
             more = [f"{float(self.weights[place]):.3f}"] if self.weights is not None else []
             rows.append([*shown, *more, f"{value:+.4g}"])
-        title = f"{self.metric}, {self.method}: the largest of {self.values.numel()} {self.over}"
+        title = f"{self.metric}, {self.method}: the largest of {int((~self.values.isnan()).sum())} {self.over}"
         table = tables.text([*headers, *(["weight"] if weighed else []), "effect"], rows, right=range(len(rows[0])))
         return f"{title}\n\n{table}"
 
@@ -206,7 +165,7 @@ def scan(
         run: as for `effect`.
         model: as for `effect`.
         metric: as for `effect`.
-        over: "heads" and "layers" set outputs to 0; "edges" knocks out each key of `query` in every head.
+        over: "heads" and "layers" set outputs to 0; "edges" knocks out each key that `query` sees, in every head.
         method: "exact" runs the model for each place; "gradient" runs it once, forward and backward, and gives the
             first order; `confirm` then runs the largest exactly.
         query: position of the query, for edges.
@@ -229,8 +188,8 @@ def scan(
             f"{metric} compares with the unedited run, where its gradient is 0: use method='exact', or another metric, "
             "such as logit_diff"
         )
-    plain, before, seen = _plain_run(run, model, metric)
-    names, views = seen.names, list(_layers(seen).values())
+    plain = _plain_run(run, model, metric)
+    names, views = plain.seen.names, list(_layers(plain.seen).values())
     heads = max(own[0].sizes[1] for own in views)
 
     def edit_at(place: tuple[int, ...]) -> Edit:
@@ -239,7 +198,7 @@ def scan(
         return ablate(place[0], place[1]) if over == "heads" else knock_out(place[0], place[1], query, place[2])
 
     def measure(single: Edit) -> float:
-        return _measure(run, model, single, metric, plain) - before
+        return _measure(run, model, single, metric, plain) - plain.value
 
     if over == "edges":
         assert query is not None
@@ -251,13 +210,15 @@ def scan(
             row = torch.cat([torch.as_tensor(view.row(query)) for view in own]).mean(0).float().cpu()
             weights[n, : row.shape[0], : row.shape[1]] = row
         places = [tuple(place) for place in (weights > 0).nonzero().tolist()]
-        values = torch.where(weights == 0, 0.0, float("nan")).double()
+        values = torch.full_like(weights, float("nan"), dtype=torch.float64)
     else:
         count = heads if over == "heads" else 1
         weights, values = None, torch.full((len(views), count), float("nan"), dtype=torch.float64)
         places = [(n, h) for n, own in enumerate(views) for h in range(min(count, own[0].sizes[1]))]
     if method == "gradient":
         _first_order(run, model, metric, values, over, query)
+        if weights is not None:
+            values[~(weights > 0)] = float("nan")
     else:
         for number, place in enumerate(places):
             values[place] = measure(edit_at(place))
@@ -272,10 +233,10 @@ def scan(
 def _first_order(
     run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any], values: Tensor, over: str, query: int | None
 ) -> None:
-    """Fill in the effects to first order, from one backward pass.
+    """Fill in the effects to first order, from one backward pass: ∂L/∂o times the exact change of a head's output o.
 
-    Ablating a head takes its output o away: −Σ o·∂L/∂o. Hiding a key, with the other weights renormalised, takes
-    −p(∂L/∂p − Σ p ∂L/∂p).
+    Ablating a head takes o away: −Σ o·∂L/∂o. Hiding key j makes o = Σ p v into (o − p_j v_j) / (1 − p_j); with
+    w = p ∂L/∂p and g = ∂L/∂o, where Σ w = g·o, that is p_j / (1 − p_j) · Σ_{k≠j} w_k − w_j.
     """
     # Gradients must reach every layer, frozen ones too, and leave nothing in the parameters.
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters() if p.is_floating_point()]
@@ -303,7 +264,10 @@ def _first_order(
                 effects = torch.zeros(1, heads, nk if over == "edges" else 1)
             elif query is not None:
                 weighted = torch.as_tensor(view.weighted_gradients(query)).double().cpu()
-                effects = torch.as_tensor(view.row(query)).double().cpu() * weighted.sum(-1, keepdim=True) - weighted
+                p = torch.as_tensor(view.row(query)).double().cpu()
+                missing = 1 - p.sum(-1, keepdim=True)  # a sink has it; in fp32, sums err by less than 1e-5
+                rest = _others(p) + torch.where(missing > 1e-5, missing, 0.0)
+                effects = p * _others(weighted) / torch.where(rest == 0, 1.0, rest) - weighted
             elif view.given_output is not None:
                 effects = -(view.given_output.double() * view.output_gradient).sum((2, 3)).unsqueeze(-1).cpu()
             else:  # Σ p ∂L/∂p is the same
@@ -317,6 +281,14 @@ def _first_order(
             into = values[n, : len(effects)] if over == "edges" else values[n, : len(effects), None]
             into = into[:, : effects.shape[1]]
             into.copy_(into.nan_to_num(0.0) + effects)
+
+
+def _others(x: Tensor) -> Tensor:
+    """The sum over the last axis without the entry itself, by sums from both ends: a difference would cancel."""
+    before = x.cumsum(-1).roll(1, -1)
+    after = x.flip(-1).cumsum(-1).roll(1, -1).flip(-1)
+    before[..., 0] = after[..., -1] = 0
+    return before + after
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -333,13 +305,23 @@ def _layers(seen: Capture) -> Layers:
     return layers
 
 
-def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> tuple[Any, float, Capture]:
-    """The output without an edit, its metric, and a capture of it."""
+@dataclass(frozen=True, eq=False)
+class _PlainRun:
+    """A run without an edit: its output, its metric, a capture, and what its blocks returned."""
+
+    output: Any
+    value: float
+    seen: Capture
+    kept: KeptBlocks
+
+
+def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> _PlainRun:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if model.training:
         raise ValueError("the model is in training mode, where dropout changes its answers: call model.eval() first")
-    with torch.no_grad(), watch(model, keep="qk", measures=["entropy"]) as seen:
+    kept = KeptBlocks(model)
+    with torch.no_grad(), watch(model, keep="qk", measures=["entropy"]) as seen, kept.recording():
         output = _outputs(metric, model, run)
     if not seen.names:
         path, reason = next(iter(seen.unseen.items()), ("", "`run` must call the model that is given"))
@@ -353,15 +335,35 @@ def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]
             f"the run is not deterministic: without an edit, {_name(metric)} is {before:.6g} and then {again:.6g}; "
             "turn off dropout and sampling"
         )
-    return output, before, seen
+    return _PlainRun(output, before, seen, kept)
 
 
 def _measure(
-    run: Run, model: nn.Module, edit: Edit | Edits, metric: Metric | Callable[[Any], Any], plain: Any
+    run: Run, model: nn.Module, edit: Edit | Edits, metric: Metric | Callable[[Any], Any], plain: _PlainRun
 ) -> float:
-    with torch.no_grad(), run_edited(model, edit):
+    # By path: layers before the edited one may be skipped, which would change the numbers of the others.
+    names, edits, paths = plain.seen.names, list[Edit](), list[str]()
+    for single in edit:
+        layer = getattr(single, "layer", None)
+        if isinstance(layer, int):
+            single = replace(single, layer=names[layer])  # type: ignore[call-arg]
+        edits.append(single)
+        paths += [single.path] if isinstance(single, Add) else names if layer is None else [single.layer]  # type: ignore[attr-defined]
+    kept = plain.kept
+    if not kept.checked and kept.before(paths):
+        # Without an edit, with every block skipped that ever may be: if anything differs, none is.
+        kept.checked = True
+        with torch.no_grad(), kept.skipping(kept.before(names[-1:])), Taps(model, lambda call: None):
+            try:
+                replayed = _outputs(metric, model, run)
+                same = same_tensors(replayed, plain.output) and _number(metric, replayed, plain.output) == plain.value
+            except Exception:  # a model that cannot do without them: it runs whole
+                same = False
+        if not same:
+            kept.clear()
+    with torch.no_grad(), kept.skipping(kept.before(paths)), run_edited(model, *edits):
         output = _outputs(metric, model, run)
-    return _number(metric, output, plain)
+    return _number(metric, output, plain.output)
 
 
 def _outputs(metric: Metric | Callable[[Any], Any], model: nn.Module, run: Run) -> Any:
@@ -419,7 +421,7 @@ def _check(single: Edit, layers: Layers, unseen: Mapping[str, str]) -> float | N
     if isinstance(single, Add):
         return None
     layer, names = getattr(single, "layer", None), list(layers)
-    if isinstance(layer, int) and not 0 <= layer < len(names):
+    if isinstance(layer, int) and not -len(names) <= layer < len(names):
         raise LookupError(f"{single!r}: there is no layer {layer}; the model has {len(names)}, 0 to {len(names) - 1}")
     if isinstance(layer, str) and layer not in names:
         reason = unseen.get(layer, f"it ran in {', '.join(names[:8])}")
@@ -434,7 +436,11 @@ def _check(single: Edit, layers: Layers, unseen: Mapping[str, str]) -> float | N
     if not weights:
         assert problem is not None
         raise problem
-    known = [weight for weight in weights if weight is not None]
+    return _mean(weights)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -467,8 +473,8 @@ def _weight(single: Edit, view: View) -> float | None:
 def _numbered(single: Edit, layers: Layers) -> Edit:
     """The edit with its layer and keys by number, so that places can be compared."""
     layer = getattr(single, "layer", None)
-    if isinstance(layer, str):
-        layer = list(layers).index(layer)
+    if layer is not None:
+        layer = list(layers).index(layer) if isinstance(layer, str) else layer % len(layers)
         single = replace(single, layer=layer)  # type: ignore[call-arg]
     if isinstance(single, KnockOut) and single.keys is not None and layer is not None:
         keys = sorted(set(_places(single.keys, list(layers.values())[layer][0].sizes[3])))
@@ -476,32 +482,39 @@ def _numbered(single: Edit, layers: Layers) -> Edit:
     return single
 
 
-def _controls(single: Edit, own: Sequence[Edit], layers: Layers, count: int, rng: random.Random) -> list[Edit]:
-    """The same edit at up to `count` random places that differ, none of them among `own`."""
+def _controls(
+    single: Edit, own: Sequence[Edit], layers: Layers, count: int, rng: random.Random
+) -> list[tuple[Edit, float | None]]:
+    """The same edit at up to `count` random places that differ, none among `own`; with the weight of other keys."""
     if isinstance(single, Add):
         assert single.vector is not None
         generator = torch.Generator().manual_seed(rng.randrange(1 << 31))
         size = single.vector.norm()
         vectors = [torch.randn(single.vector.shape, generator=generator) for _ in range(count)]
-        return [replace(single, vector=(x / x.norm()).to(single.vector) * size) for x in vectors]
+        return [(replace(single, vector=(x / x.norm()).to(single.vector) * size), None) for x in vectors]
     layer, views = getattr(single, "layer", None), list(layers.values())
     if layer is None or not isinstance(single, (Ablate, ZeroValues, KnockOut, Patch)):
         return []
-    edits: list[Edit]
+    edits: list[tuple[Edit, float | None]]
     if isinstance(single, KnockOut) and single.edges is None and single.keys is not None:
         # 1. Other keys that the same queries of the same heads see: all choices if they are few.
         _, heads, nq, nk = views[layer][0].sizes
         hidden, rows = set(_places(single.keys, nk)), _places(single.queries, nq)
         picked = _listed(single.head) or list(range(heads))
-        seen = [torch.as_tensor(view.row(row))[:, picked] > 0 for view in views[layer] for row in rows]
-        free = [key for key in torch.cat(seen).flatten(0, -2).all(0).nonzero().view(-1).tolist() if key not in hidden]
+        weights = torch.cat([torch.as_tensor(view.row(row))[:, picked] for view in views[layer] for row in rows])
+        weights = weights.flatten(0, -2).cpu()  # (rows, Nk)
+        free = [key for key in (weights > 0).all(0).nonzero().view(-1).tolist() if key not in hidden]
         if comb(len(free), len(hidden)) <= 4 * (count + len(own)):
             choices = list(combinations(free, len(hidden)))
             rng.shuffle(choices)
         else:
             samples = (tuple(sorted(rng.sample(free, len(hidden)))) for _ in range(4 * (count + len(own))))
             choices = list(dict.fromkeys(samples))
-        edits = [replace(single, keys=keys[0] if len(keys) == 1 else keys) for keys in choices]
+        means = weights.double().mean(0)
+        edits = [
+            (replace(single, keys=keys[0] if len(keys) == 1 else keys), float(means[list(keys)].sum()))
+            for keys in choices
+        ]
     else:
         # 2. Other heads, or other layers; a mask of edges is that of its own layer.
         heads = _listed(single.head)
@@ -515,8 +528,8 @@ def _controls(single: Edit, own: Sequence[Edit], layers: Layers, count: int, rng
             for head in (range(others[0].sizes[1]) if heads else (None,))
         ]
         rng.shuffle(places)
-        edits = [replace(single, layer=n, head=head) for n, head in places]
-    return [drawn for drawn in edits if drawn not in own][:count]
+        edits = [(replace(single, layer=n, head=head), None) for n, head in places]
+    return [(drawn, weight) for drawn, weight in edits if drawn not in own][:count]
 
 
 def _listed(value: Any) -> list[int]:

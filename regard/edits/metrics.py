@@ -52,7 +52,7 @@ def logit_diff(a: int, b: int, *, position: int = -1, batch: int = 0) -> Metric:
 
     def difference(output: Any, _: Any) -> Tensor:
         logits = _logits(output, position, batch)
-        return logits[a] - logits[b]
+        return _pick(logits, a, "token or label") - _pick(logits, b, "token or label")
 
     return Metric(f"logit {a} − logit {b}", difference)
 
@@ -69,7 +69,11 @@ def log_prob(token: int, *, position: int = -1, batch: int = 0) -> Metric:
         position: of the logits; default the last. Ignored for a classifier.
         batch: batch row.
     """
-    return Metric(f"log p({token})", lambda output, _: _logits(output, position, batch).log_softmax(-1)[token])
+
+    def log_probability(output: Any, _: Any) -> Tensor:
+        return _pick(_logits(output, position, batch).log_softmax(-1), token, "token or label")
+
+    return Metric(f"log p({token})", log_probability)
 
 
 def kl(*, position: int = -1, batch: int = 0) -> Metric:
@@ -105,19 +109,25 @@ def moved(token: int, *, path: str | None = None, batch: int = 0) -> Metric:
     """
 
     def distance(output: Any, plain: Any) -> Tensor:
-        new, old = (_hidden(x)[batch, token] for x in (output, plain))
+        new, old = (_pick(_pick(_hidden(x), batch, "batch row"), token, "position") for x in (output, plain))
         ratio: Tensor = (new - old).norm() / old.norm()
         return ratio
 
     return Metric(f"vector of token {token}", distance, relative=True, path=path)
 
 
+def _pick(x: Tensor, at: int, what: str) -> Tensor:
+    if not -len(x) <= at < len(x):
+        raise IndexError(f"the metric asks for {what} {at}, and the output has {len(x)}, 0 to {len(x) - 1}")
+    return x[at]
+
+
 def _logits(output: Any, position: int, batch: int) -> Tensor:
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise TypeError(f"this metric needs logits, and the run returned {type(output).__name__} without them")
-    row = logits[batch] if logits.ndim > 1 else logits
-    row = row[position] if row.ndim > 1 else row
+    row = _pick(logits, batch, "batch row") if logits.ndim > 1 else logits
+    row = _pick(row, position, "position") if row.ndim > 1 else row
     return row.to(torch.promote_types(row.dtype, torch.float32))
 
 

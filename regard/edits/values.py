@@ -7,15 +7,18 @@ knock_out(layer=3, head=1, queries=9, keys=2) + ablate(layer=4, head=0)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from regard.lens.capture import Capture
 from regard.masks import Mask
+
+if TYPE_CHECKING:
+    from regard.edits.survey import Survey
 
 __all__ = [
     "Ablate",
@@ -101,7 +104,7 @@ class Ablate(Edit):
 
     layer: Layer = None
     head: Head = None
-    by: Literal["zero", "mean"] | Tensor | Capture = "zero"
+    by: Literal["zero", "mean"] | Tensor | Capture | Survey = "zero"
     queries: Positions = None
 
     def __eq__(self, other: object) -> bool:
@@ -168,7 +171,8 @@ def knock_out(
     knock_out(layer=3, head=1, queries=9, keys=(2, 3))
 
     Args:
-        layer: a number in the order of calls, as in `capture[i]`, or a module path; default every layer.
+        layer: a number in the order of calls, as in `capture[i]`, or a module path; default every layer. A negative
+            number counts from the end, for `regard.effect` alone: it knows how many layers there are.
         head: a query head or several; default every head.
         queries: positions that no longer see `keys`: an int, a slice or several; default all.
         keys: positions that are hidden; default all.
@@ -191,7 +195,7 @@ def knock_out(
 def ablate(
     layer: int | str | None = None,
     head: int | Sequence[int] | None = None,
-    by: str | Tensor | Capture = "zero",
+    by: str | Tensor | Capture | Survey = "zero",
     *,
     queries: int | slice | Sequence[int] | None = None,
 ) -> Ablate:
@@ -203,18 +207,21 @@ def ablate(
     Args:
         layer: as for `knock_out`.
         head: as for `knock_out`.
-        by: "zero"; "mean", the head's mean over the positions of this call; a tensor that broadcasts to (B, heads, N,
-            Dv); or a capture of another run, made by `watch(keep="output")`.
+        by: "zero"; "mean", the head's mean over the positions of this call; a survey with the measure "output", for
+            its mean over a corpus; a tensor that broadcasts to (B, heads, N, Dv); or a capture of another run, made by
+            `watch(keep="output")`.
         queries: the positions whose output is replaced; default all.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: another `by`.
+        LookupError: a survey without the measure "output".
     """
     if isinstance(by, str) and by not in ("zero", "mean"):
-        raise ValueError(f"by must be 'zero', 'mean', a tensor or a capture, got {by!r}")
-    if not isinstance(by, (str, Tensor, Capture)):
-        raise TypeError(f"by must be 'zero', 'mean', a tensor or a capture, got {type(by).__name__}")
+        raise ValueError(f"by must be 'zero', 'mean', a survey, a tensor or a capture, got {by!r}")
+    # A survey is known by what it has: importing its class would take all models along.
+    if not isinstance(by, (str, Tensor, Capture)) and not isinstance(getattr(by, "outputs", None), Mapping):
+        raise TypeError(f"by must be 'zero', 'mean', a survey, a tensor or a capture, got {type(by).__name__}")
     return Ablate(_layer(layer), _heads(head), by, _positions("queries", queries))  # type: ignore[arg-type]
 
 
@@ -289,7 +296,7 @@ def add(
         path: the module, as in `model.named_modules()`.
         vector: (d_model,), or what broadcasts to the module's output.
         scale: factor of the vector.
-        positions: where to add it; default everywhere.
+        positions: where to add it, counted from the beginning of the text; default everywhere.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -346,4 +353,4 @@ def _is_default(value: object, default: object) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, Tensor):
         return f"<{tuple(value.shape)}>"
-    return f"<{value!r}>" if isinstance(value, Capture) else repr(value)
+    return f"<{value!r}>" if isinstance(value, Capture) or hasattr(type(value), "outputs") else repr(value)

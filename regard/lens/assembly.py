@@ -85,12 +85,14 @@ def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
     return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
 
 
-def key_marks(k: Tensor) -> Tensor:
-    """Keys (B, H, Nk, D) → (B, Nk), for each position one number: the sum of its bits over heads and D.
+def key_marks(k: Tensor, num_heads: int) -> Tensor:
+    """Keys (B, Hkv, Nk, D) → (B, Nk), for each position one number: the sum of its bits over query heads and D.
 
-    Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory.
+    Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory, and
+    whether or not query heads share them: Hugging Face repeats keys in some calls of a run and not in others.
     """
-    return k.detach().view(BITS[k.element_size()]).sum((1, 3), dtype=torch.int64)
+    bits = k.detach().view(BITS[k.element_size()])
+    return bits.sum((1, 3), dtype=torch.int64) * (num_heads // k.shape[1])
 
 
 def matrix_marks(right: Tensor) -> Tensor | None:
@@ -157,7 +159,8 @@ class RunTracker:
     ) -> StepLink:
         """Which earlier call the call n of a module continues, by its sizes and by `key_marks` of its keys.
 
-        `offset` says where query 0 of the call stands; called only where a run begins with more keys than queries.
+        `offset` says where query 0 of the call stands; called only where a run begins with more keys than queries, or
+        where a cache of fixed size comes into sight.
         """
         thread = threading.get_ident()
         now = self._passes.get(thread)
@@ -169,7 +172,7 @@ class RunTracker:
         before = self._last.get((thread, path))
         batch, _, nq, nk = sizes
         fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
-        link = _continued(now, before, sizes, marks) if before is not None and fits else StepLink()
+        link = _continued(now, before, sizes, marks, offset) if before is not None and fits else StepLink()
         if before is None or link.after is None:
             start = offset() if offset is not None and nk > nq and kind != "cross" else None
             start = start if isinstance(start, int) else nk - nq  # of the first query
@@ -199,7 +202,9 @@ class RunTracker:
         self._run.clear()
 
 
-def _continued(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) -> StepLink:
+def _continued(
+    now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None, offset: Callable[[], object] | None
+) -> StepLink:
     """How a call of these sizes continues the one before it; an empty link if it does not."""
     batch, _, nq, nk = sizes
     # 1. Where its keys begin in the run, and how many of them were there before.
@@ -209,8 +214,11 @@ def _continued(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | No
             return StepLink()
     else:  # a step sees all that was there, in a cache with room or without, or the latest of it, and itself
         first = before.total + nq - nk  # if the newest key is the last
-        if first < before.first and nk == before.sizes[3]:
-            first = before.first  # a cache of fixed size, with room for more
+        if first < before.first and nk >= before.sizes[3]:
+            # A cache of fixed size, with room for more. Hugging Face hands SDPA the prompt's keys alone, then all.
+            known = before.total - before.first
+            if nk == before.sizes[3] or (marks is not None and offset is not None and offset() == known):
+                first = before.first
         known = before.total - first
         if nq >= nk or first < before.first or known <= 0:
             return StepLink()
@@ -319,7 +327,8 @@ class AssembledValues(StoredValues):
         if last.shape[2] == self._nk and moved is None:
             return last
         batch = last.shape[0] if moved is None else len(moved)
-        values = last.new_zeros(batch, last.shape[1], self._nk, last.shape[3])
+        heads = max(part.tensor.shape[1] for part in self._parts)  # some calls of a run may repeat shared heads
+        values = last.new_zeros(batch, heads, self._nk, last.shape[3])
         missing = torch.ones(batch, self._nk, dtype=torch.bool, device=last.device)
         for n in reversed(range(len(self._parts))):
             if not bool(missing.any()):
@@ -328,7 +337,7 @@ class AssembledValues(StoredValues):
             here = slice(first, first + v.shape[2])
             there = torch.tensor([rows is None or rows[b] >= 0 for b in range(batch)], device=last.device)
             wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
-            own = _batch(v, rows).to(last.device).expand(batch, -1, -1, -1)
+            own = _batch(v, rows).to(last.device).expand(batch, -1, -1, -1).repeat_interleave(heads // v.shape[1], 1)
             values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
             missing[:, here] &= ~wanted
         return values

@@ -15,6 +15,7 @@ from regard.lens import doctor as doctors
 from regard.lens import rollout as flows
 from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import Diagnosis, merge_paths
+from regard.lens.edit_records import CapturedEdit, Effect, capture_effect
 from regard.lens.files import saving
 from regard.lens.overlays import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.patterns import NAMES
@@ -60,6 +61,8 @@ class Capture:
         records: all calls, in call order.
         unseen: path → reason, for modules that look like attention and were not seen.
         photos: bounded copies of the images that the first batch entry's patches lie in, if some were added.
+        edits: those of `regard.edit` that were active on the model during the run, as values.
+        effects: measured effects that were added with `add_effect`.
         origin: of a capture from a file: its path, the versions that wrote it, and when; otherwise empty.
 
     Example:
@@ -77,6 +80,8 @@ class Capture:
         self.records: list[Record] = []
         self.unseen: dict[str, str] = {}
         self.photos: tuple[saving.Photo, ...] = ()
+        self.edits: list[CapturedEdit] = []
+        self.effects: list[Effect] = []
         self.origin: dict[str, str] = {}
         self._layouts: dict[str, tuple[Sides, ...]] = {}
 
@@ -261,6 +266,18 @@ class Capture:
                 f"\n  {path or '(the model itself)'}: {why}" for path, why in list(self.unseen.items())[:8]
             )
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
+
+    def add_effect(self, effect: Effect) -> None:
+        """Keep a measured effect with the capture; `save` writes it, and summaries name it.
+
+        Args:
+            effect: a result of `regard.effect`. Its edits are kept as values, tensors as shape, norm and SHA-256.
+
+        Raises:
+            TypeError: for another object.
+            ValueError: if a number of it is not finite.
+        """
+        self.effects.append(capture_effect(effect))
 
     def save(self, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
         """Write the capture to a file that `regard.open` reads. The file is written whole or not at all.
@@ -485,7 +502,9 @@ class Capture:
     def __repr__(self) -> str:
         if not self.names:
             return f"Capture({self.model or 'nothing'}: no attention was seen)"
-        return f"Capture({self.model}: {merge_paths(self.names)}; {len(self.records)} calls)"
+        more = f" and {len(self.edits) - 1} more" if len(self.edits) > 1 else ""
+        edited = f", edited by {self.edits[0]!r}{more}" if self.edits else ""
+        return f"Capture({self.model}: {merge_paths(self.names)}; {len(self.records)} calls{edited})"
 
 
 def open(path: str | os.PathLike[str]) -> Capture:

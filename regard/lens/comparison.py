@@ -1,4 +1,4 @@
-"""`compare`: which modules, masks and kernels of two captures differ, and by how much each head's measures do.
+"""`compare`: which edits, modules, masks and kernels of two captures differ, and by how much each head's measures do.
 
 Modules are matched by path and calls by their number. Numbers are compared head by head: position by position where
 both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received weights
@@ -18,19 +18,33 @@ from torch import Tensor
 from regard import tables
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import check_lang, merge_paths
+from regard.lens.edit_records import CapturedEdit
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
 from regard.locale import Lang, translate
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table
+MOST_HEADS = 10  # heads in a table
+MOST_EDITS = 8  # of a capture, on its line
 SIZES = "heads, queries × keys"
 
 Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True)
-class Change:
+class _ChangedCall:
+    path: str
+    n: int
+
+    @property
+    def where(self) -> str:
+        """The module, and the number of the call where it is not the first."""
+        return (self.path or "(model)") + (f"[{self.n}]" if self.n else "")
+
+
+@dataclass(frozen=True)
+class Change(_ChangedCall):
     """How one measure of one call differs.
 
     Attributes:
@@ -42,8 +56,6 @@ class Change:
         b: likewise in the second.
     """
 
-    path: str
-    n: int
     measure: str
     heads: tuple[float, ...]
     a: tuple[float, ...] = ()
@@ -71,10 +83,20 @@ class Change:
             return self.largest
         return self.largest / (1 + max(abs(self.a[self.head]), abs(self.b[self.head])))
 
-    @property
-    def where(self) -> str:
-        """The module, and the number of the call where it is not the first."""
-        return (self.path or "(model)") + (f"[{self.n}]" if self.n else "")
+
+@dataclass(frozen=True)
+class HeadChange(_ChangedCall):
+    """How much of the attention of one head moved.
+
+    Attributes:
+        path: the module.
+        n: number of the call.
+        head: the head.
+        moved: share of its attention that lies elsewhere, 0 to 1; of a pooled map, at least that.
+    """
+
+    head: int
+    moved: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,9 @@ class Comparison:
         changes: measures that differ by more than the tolerance, the strongest first.
         compared: number of measures compared, over all calls.
         tolerance: difference up to which a measure counts as the same.
+        heads: heads whose attention moved by more than the tolerance, the most first; by their maps, or by what keys
+            received where a call has no maps to compare.
+        edits: the edits that were active in each of the two.
     """
 
     modules: int
@@ -109,6 +134,8 @@ class Comparison:
     changes: tuple[Change, ...]
     compared: int
     tolerance: float
+    heads: tuple[HeadChange, ...] = ()
+    edits: tuple[tuple[CapturedEdit, ...], tuple[CapturedEdit, ...]] = ((), ())
 
     @property
     def same(self) -> bool:
@@ -156,6 +183,10 @@ class Comparison:
         tolerance = translate(" (tolerance {tolerance:g})", lang, tolerance=self.tolerance) if self.tolerance else ""
         counts = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
         above = [translate(title, lang, **counts, tolerance=tolerance)]
+        for name, edits in zip("AB", self.edits, strict=True) if any(self.edits) else ():
+            shown = " + ".join(map(repr, edits[:MOST_EDITS])) + (" + …" if len(edits) > MOST_EDITS else "")
+            text = "{capture} was edited by {edits}" if edits else "{capture} was not edited"
+            above.append(translate(text, lang, capture=name, edits=shown))
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
             if paths:
                 above.append(translate("only in {capture}: {paths}", lang, capture=name, paths=merge_paths(paths)))
@@ -172,19 +203,23 @@ class Comparison:
             a, b = (tables.number(values[c.head]) if values else "" for values in (c.a, c.b))
             changes.append([c.where, c.measure, str(c.head), a, b, tables.number(c.largest), tables.number(c.mean)])
 
+        heads = [[h.where, str(h.head), tables.number(h.moved)] for h in self.heads[:MOST_HEADS]]
+
         below = []
         if (more := len(self.changes) - MOST_SHOWN) > 0:
             below.append(translate("… and {more} more", lang, more=more))
         if self.changes:
             note = "difference: of the head that differs most; of map and received, the share of attention that moved"
             below.append(translate(note, lang))
-        shown: list[tuple[Table, list[int]]] = []
+        found: list[tuple[Table, list[int]]] = []
         if mismatches:
-            shown.append(((translate("what|where|A|B", lang).split("|"), mismatches), []))
+            found.append(((translate("what|where|A|B", lang).split("|"), mismatches), []))
+        if heads:
+            found.append(((translate("where|head|attention that moved", lang).split("|"), heads), [1, 2]))
         if changes:
             headers = translate("where|measure|head|A|B|difference|mean of heads", lang).split("|")
-            shown.append(((headers, changes), [2, 3, 4, 5, 6]))
-        return above, shown, below
+            found.append(((headers, changes), [2, 3, 4, 5, 6]))
+        return above, found, below
 
 
 def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
@@ -233,6 +268,8 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
             unlike += [Mismatch(what, path, one.n, x, y) for what, x, y in pairs if x != y]
             changes += _changes(one, other)
     differing = sorted((c for c in changes if not c.largest <= tolerance), key=lambda c: -c.strength)
+    moved = {(c.path, c.n): c for measure in ("received", "map") for c in changes if c.measure == measure}
+    ranked = [HeadChange(c.path, c.n, h, share) for c in moved.values() for h, share in enumerate(c.heads)]
     return Comparison(
         modules=len(both),
         only_a=tuple(path for path in a_names if path not in b),
@@ -241,6 +278,8 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         changes=tuple(differing),
         compared=len(changes),
         tolerance=tolerance,
+        heads=tuple(sorted((h for h in ranked if not h.moved <= tolerance), key=lambda h: -h.moved)),
+        edits=(tuple(a.edits), tuple(b.edits)),
     )
 
 

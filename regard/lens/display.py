@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.lens.view import View
 
 MOST_HEADS = 16  # side by side in one figure
+MOST_EDITS = 4  # lines of edits, and of effects
 SCORED = 1 << 21  # weights of a run up to which a summary scores patterns that were not measured
 
 
@@ -146,8 +147,25 @@ def summarise(capture: Capture, lang: Lang = "en") -> str:
 def _notes(capture: Capture, lang: Lang) -> list[str]:
     edited, unseen = translate("edited after softmax", lang), translate("not seen", lang)
     whole = "(the model itself)"
-    notes = [f"{edited}: {path or whole}: {format_calls(calls, lang)}" for path, calls in capture.edited.items()]
+    notes = _edit_lines(capture, lang)
+    notes += [f"{edited}: {path or whole}: {format_calls(calls, lang)}" for path, calls in capture.edited.items()]
     return notes + [f"{unseen}: {path or whole}: {why}" for path, why in capture.unseen.items()]
+
+
+def _edit_lines(capture: Capture, lang: Lang) -> list[str]:
+    """The edits that were active and the effects that were measured, a line each; at most 4 of both."""
+    edits, calls = [], len(capture.records)
+    effects = [
+        translate("effect of {effect}", lang, effect=effect.text(lang).replace("\n  ", ": "))
+        for effect in capture.effects
+    ]
+    for edit in capture.edits:
+        part = translate(" (in {part} of {calls} calls)", lang, part=edit.calls, calls=calls)
+        edits.append(translate("edited by {edit}", lang, edit=repr(edit)) + ("" if edit.calls == calls else part))
+    for lines in (edits, effects):
+        if len(lines) > MOST_EDITS:
+            lines[MOST_EDITS:] = [translate("… and {more} more", lang, more=len(lines) - MOST_EDITS)]
+    return edits + effects
 
 
 def _common_patterns(view: View, lang: Lang) -> str:

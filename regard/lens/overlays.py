@@ -340,6 +340,7 @@ class Overlay:
         asked: (4,) the box of the token itself; None if it is no patch of this image.
         image_size: height and width of the image.
         image: (height, width) its grey values from 0 to 1, or None.
+        quantity: what the numbers are, "weight" or the "score" of `rollout` and `relevance`.
     """
 
     title: str
@@ -352,6 +353,7 @@ class Overlay:
     asked: Floats | None
     image_size: tuple[int, int]
     image: NDArray[np.float32] | None
+    quantity: str = "weight"
 
     @cached_property
     def heat(self) -> NDArray[np.float32]:
@@ -367,7 +369,7 @@ class Overlay:
             *(self.boxes, self.mass, self.image_size),
             image=self.image,
             asked=None if self.asked is None or beyond(self.asked, self.image_size) else self.asked,
-            note=f"weight in all: {self._sums}",
+            note=f"{self.quantity} in all: {self._sums}",
             title=self.title,
             dark=dark,
         )

@@ -1,7 +1,8 @@
 """Attention patterns: one score per head and pattern, the mean weight on the keys that the pattern names.
 
 A pattern names one key for each query, or a few: its own position, the position before, the first key. Its score is
-the mean weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view has already.
+the mean weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view has already
+("delimiter" in a batch with padding: from the columns of the delimiters).
 
 A head is labelled by shares, not by scores: the part of all its attention that goes to the keys of a pattern. A score
 is a mean over the queries that the pattern names a key for, and those may be few (a token that stands twice in a text).
@@ -39,6 +40,7 @@ NAMES = ("own", "previous", "next", "first", "neighbours", "uniform", "delimiter
 THRESHOLDS: Mapping[str, float] = MappingProxyType(dict.fromkeys(NAMES, 0.5) | {"uniform": 0.9})
 """The least share for a label. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
 
+AT_ONCE = 1 << 24  # weights held at once
 REST = 0.05  # the least share beside the first token for a label of the rest
 
 _KEYS = {
@@ -97,7 +99,7 @@ def measure(
     """Score every pattern that the arguments allow.
 
     Args:
-        weights: exact weights; only pairs are computed.
+        weights: exact weights; only pairs are computed, and columns for "delimiter" where queries are padding.
         place: padding and the position of query 0. A query is padding if its own position is.
         tokens: ids for "same token" and "induction"; delimiters for "delimiter", but never the first token.
         kind: "self", or "cross", where only first, uniform and delimiter have a meaning.
@@ -131,7 +133,10 @@ def measure(
         if layout.nq and layout.nk:
             first = layout.first()[:, 0, :1].to(received.device)  # (B or 1, 1)
             chosen = chosen & (torch.arange(layout.nk, device=received.device) != first)
-        part = torch.where(chosen.unsqueeze(1), received, 0).sum(-1) / max(1, layout.nq)  # (B, H)
+        if bool(layout.real.all()):
+            part = torch.where(chosen.unsqueeze(1), received, 0).sum(-1) / max(1, layout.nq)  # (B, H)
+        else:  # column sums count the queries of padding too
+            part = _mean_over(layout.on_keys(chosen), layout.real)
         scores["delimiter"] = shares["delimiter"] = beside["delimiter"] = part
     return Patterns(*({name: t[name].clamp(0, 1) for name in NAMES if name in t} for t in (scores, shares, beside)))
 
@@ -209,6 +214,16 @@ class Positions:
         else:
             there = self.real & ~at_positions(self.padding, keys, outside=True)
         return KeyWeights(self.weights.pairs(torch.where(there, keys, -1)), there, there & (keys == self.first()))
+
+    def on_keys(self, chosen: Tensor) -> Tensor:
+        """The weight of each query on chosen keys together, (B, H, Nq); chosen (B or 1, Nk). Some keys at a time."""
+        batch, heads, nq, _ = self.weights.sizes
+        columns = chosen.any(0).nonzero().view(-1)
+        total = torch.zeros(batch, heads, nq, device=chosen.device)
+        for part in torch.split(columns, max(1, AT_ONCE // (batch * heads * nq))) if len(columns) else ():
+            tile = self.weights.tile(slice(None), part)
+            total = total.to(tile.dtype) + torch.where(chosen[:, None, None, part], tile, 0).sum(-1)
+        return total
 
     def share(self, *looks: KeyWeights, first: bool = True) -> Tensor:
         """Their part of all attention of real queries, (B, H); first: the first token counts."""

@@ -81,7 +81,7 @@ class TokenFlow(Attribution):
         view = View(rows.sizes, {}, weights=rows, placed=TokenPlacement(sides=self.sides, words=self.words))
         drawn = make_overlay(view, image, token, batch=batch, image_index=image_index)
         who = drawn.title.partition(": ")[2]
-        return replace(drawn, title=f"{self.title.partition(',')[0]} ({self.how}): {who}")
+        return replace(drawn, title=f"{self.title.partition(',')[0]} ({self.how}): {who}", quantity="score")
 
 
 class _ScoreRows:

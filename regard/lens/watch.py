@@ -21,6 +21,7 @@ from regard.lens import facts
 from regard.lens.assembly import CallStore, RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
+from regard.lens.edit_records import EditNotes
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
@@ -290,12 +291,13 @@ class WatchContext:
             return None if watching is None else watching._intercepted(call)
 
         self._taps = Taps(model, record, returned)
-        self._interceptor = Interceptor(model, intercept) if gradients else None
+        self._interceptor = Interceptor(model, intercept, reads=True) if gradients else None
         self._awaited = local()  # in each thread, a call that was intercepted and is about to be reported
         self._runs, self._store = RunTracker(), CallStore(options.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
         # Path, numbered in compiled code → calls recorded; in the order of first calls.
         self._counts: dict[str, int] = {}
+        self._edits = EditNotes(model, self.capture.edits)
         self._numbered: set[str] = set()  # compiled modules that make several calls in a run
         self._entered = False
 
@@ -420,6 +422,7 @@ class WatchContext:
             if record.view is not None:
                 self._counts[place] = record.n + 1
             self.capture.records.append(record)
+            self._edits.count_call()
         if record.view is not None and weights is not None:
             self._keep(record, place, weights, sight, observed)
         awaited, self._awaited.call = getattr(self._awaited, "call", None), None
@@ -450,7 +453,7 @@ class WatchContext:
         call, weights = observed.call, observed.weights if observed.weights is not None else observed.scores
         marks: Tensor | None
         if call is not None:
-            sizes, marks = call.sizes, key_marks(call.k)
+            sizes, marks = call.sizes, key_marks(call.k, call.sizes[1])
         elif weights is not None:
             batch, heads, nq, nk = weights.shape
             sizes, marks = (batch, heads, nq, nk), observed.marks

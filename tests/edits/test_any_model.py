@@ -232,16 +232,19 @@ def test_beams_score_as_the_whole_text_does(name: str, attention: str) -> None:
     assert (made.sequences_scores - plain).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(("attention", "beams"), [("eager", 1), ("sdpa", 1), ("sdpa", 3)])
+@pytest.mark.parametrize(
+    ("attention", "beams", "cache"),
+    [("eager", 1, None), ("sdpa", 1, None), ("sdpa", 3, None), ("sdpa", 1, "static"), ("sdpa", 3, "static")],
+)
 @pytest.mark.parametrize(
     "path", ["encoder.layers.1.self_attn", "decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"]
 )
-def test_whisper_generates_under_an_edit(path: str, attention: str, beams: int) -> None:
+def test_whisper_generates_under_an_edit(path: str, attention: str, beams: int, cache: str | None) -> None:
     model = CASES["Whisper, cross"].build(attention, torch.float32)
     edit = edits.knock_out(f"model.{path}", (0, 2, HEAD), LATER, [3, 5])
     made = generate(
         model, edit, input_features=FRAMES, decoder_input_ids=IDS, num_beams=beams, length_penalty=0.0,
-        output_scores=True, output_logits=True,
+        output_scores=True, output_logits=True, cache_implementation=cache,
     )  # fmt: skip
     new = made.sequences[:, -NEW:]
     edited, plain = (
@@ -265,7 +268,52 @@ def test_negative_positions_count_from_the_newest_token(attention: str, cache: s
     assert (editing.applied[0].calls, editing.applied[0].edges) == (NEW, NEW * len(IDS))
 
 
+VECTOR = torch.linspace(-2, 2, 24)
+
+
+@pytest.mark.parametrize(("attention", "cache"), [("sdpa", None), ("eager", None), ("sdpa", "static")])
+@pytest.mark.parametrize("path", ["embed_tokens", "layers.0.input_layernorm", "layers.0", "layers.1.mlp", "norm"])
+def test_a_vector_is_added_at_its_place_in_the_text(path: str, attention: str, cache: str | None) -> None:
+    model, edit = CASES["Qwen3"].build(attention, torch.float32), edits.add(f"model.{path}", VECTOR, positions=[2, 9])
+    made = generate(model, edit, input_ids=IDS, cache_implementation=cache, output_logits=True)
+    logits, new = torch.stack(made.logits, 1), made.sequences[:, -NEW:]
+    edited, plain = (again(model, e, new, input_ids=made.sequences) for e in (edit, None))
+    assert torch.allclose(logits, edited, atol=1e-4)
+    assert (logits - plain).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("path", ["decoder.embed_tokens", "decoder.layers.1", "decoder.layer_norm", "encoder.layers.0"])
+def test_a_vector_is_added_at_its_place_in_the_text_of_a_decoder(path: str) -> None:
+    model = CASES["Whisper, cross"].build("sdpa", torch.float32)
+    edit = edits.add(f"model.{path}", VECTOR, positions=[2, 9])
+    made = generate(model, edit, input_features=FRAMES, decoder_input_ids=IDS, output_logits=True)
+    new = made.sequences[:, -NEW:]
+    edited, plain = (
+        again(model, e, new, input_features=FRAMES, decoder_input_ids=made.sequences) for e in (edit, None)
+    )
+    assert torch.allclose(torch.stack(made.logits, 1), edited, atol=1e-4)
+    assert (edited - plain).abs().max() > 1e-2
+
+
 # -------------------------------------------------------------------------------------------------- what cannot be done
+
+
+def test_places_in_the_text_that_cannot_be_known_are_refused() -> None:
+    model = CASES["Qwen3"].build("sdpa", torch.float32)
+    with pytest.raises(ValueError, match="1 of 8 positions"):  # Hugging Face asks for the newest logits alone
+        generate(model, edits.add("lm_head", torch.ones(19), positions=0), input_ids=IDS)
+    first = edits.add("model.embed_tokens", VECTOR, positions=0)
+    with torch.no_grad(), regard.edit(model, first):
+        model(IDS)
+        with pytest.raises(ValueError, match=r"at position 8.* at 0"):
+            model(IDS[:, :1])  # another text of one token, or a step?
+    with torch.no_grad(), regard.edit(model, first) as editing:
+        model(IDS)
+        model(IDS[:, :3])
+    assert editing.applied[0].calls == 2
+    eager = CASES["Qwen3"].build("eager", torch.float32)
+    with torch.inference_mode(), pytest.raises(ValueError, match="attention"):
+        generate(eager, first, input_ids=IDS)
 
 
 def test_attention_of_a_form_that_is_not_known_is_named() -> None:

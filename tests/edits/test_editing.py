@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -225,18 +226,38 @@ def test_edits_compose_and_print() -> None:
     assert [(a.calls, a.rows, a.edges) for a in editing.applied] == [(1, B * 2, B * 4), (1, B * NQ, 0)]
 
 
-def test_watched_at_the_same_time_the_weights_are_the_edited_ones() -> None:
-    for how in ("regard", "sdpa"):
-        model = build(how, "heads")
-        with (
-            torch.no_grad(),
-            regard.edit(model, edits.knock_out(0, HEAD, ROWS, KEYS)),
-            regard.watch(model, keep="qk") as seen,
-        ):
-            model()
-        assert not seen[0].row(3)[:, HEAD, KEYS].any()
-        assert seen[0].row(3)[:, HEAD].sum(-1) == pytest.approx(1.0)
-        assert seen[0].row(3)[:, HEAD - 1, KEYS].all()
+@pytest.mark.parametrize("how", ["regard", "sdpa", "flex", "softmax", "einsum"])
+@pytest.mark.parametrize("first", ["edit", "watch"])
+def test_watched_at_the_same_time_the_weights_are_the_edited_ones(how: str, first: str) -> None:
+    model = build(how, "heads")
+    editing, watching = (
+        regard.edit(model, edits.knock_out(0, HEAD, ROWS, KEYS)),
+        regard.watch(model, keep=["qk", "output"]),
+    )
+    with torch.no_grad(), ExitStack() as block:
+        for context in (editing, watching) if first == "edit" else (watching, editing):
+            block.enter_context(context)
+        out = model()
+    view = watching.capture[0]
+    assert torch.equal(view.output, out)
+    assert view.edited == (how in ("softmax", "einsum"))
+    assert not view.row(3)[:, HEAD, KEYS].any()
+    assert view.row(3)[:, HEAD].sum(-1) == pytest.approx(1.0)
+    assert view.row(3)[:, HEAD - 1, KEYS].all()
+
+
+@pytest.mark.parametrize("how", ["regard", "sdpa", "softmax"])
+@pytest.mark.parametrize("first", ["edit", "watch"])
+def test_watched_gradients_are_those_of_the_edited_output(how: str, first: str) -> None:
+    model = build(how, "heads")
+    editing = regard.edit(model, edits.knock_out(0, HEAD, ROWS, KEYS))
+    watching = regard.watch(model, keep=["qk", "v"], gradients=True)
+    with ExitStack() as block:
+        for context in (editing, watching) if first == "edit" else (watching, editing):
+            block.enter_context(context)
+        out = model()
+        out.square().sum().backward()
+    assert torch.equal(watching.capture[0].output_gradient, 2 * out.detach())
 
 
 def interrupted(model: nn.Module) -> None:

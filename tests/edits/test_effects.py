@@ -191,7 +191,7 @@ def counted(model: Model) -> tuple[Callable[[], Tensor], list[int]]:
     ("single", "error", "says"),
     [
         (edits.ablate(2, 0), LookupError, "2, 0 to 1"),
-        (edits.ablate(-1, 0), LookupError, "-1"),
+        (edits.ablate(-3, 0), LookupError, "-3"),
         (edits.ablate("logits", 0), LookupError, "logits"),
         (edits.ablate(1, H), IndexError, "3 heads"),
         (edits.ablate(1, 0, queries=N), IndexError, "7 positions"),
@@ -254,7 +254,7 @@ def test_an_exact_scan_is_the_effect_of_each_place(over: str) -> None:
     places = torch.cartesian_prod(*map(torch.arange, found.values.shape)).tolist()
     for place in places[:: 5 if over == "edges" else 1]:
         if over == "edges" and place[2] > QUERY:
-            assert found.values[tuple(place)] == 0  # hidden
+            assert found.values[tuple(place)].isnan()  # hidden
             continue
         single = {
             "heads": lambda at: edits.ablate(*at),
@@ -267,18 +267,21 @@ def test_an_exact_scan_is_the_effect_of_each_place(over: str) -> None:
             assert float(found.weights[tuple(place)]) == pytest.approx(expected.weight, rel=1e-5)
     order = [abs(value) for _, value in found.top(5)]
     assert order == sorted(order, reverse=True)
-    assert order[0] == float(found.values.abs().max()) > 0
+    assert order[0] == float(found.values.nan_to_num(0.0).abs().max()) > 0
+    places = len(found.top(found.values.numel()))
+    assert places == {"heads": 2 * H, "layers": 2, "edges": 2 * H * (QUERY + 1)}[over]  # no edge that the mask hides
     assert METRIC.name in repr(found)
 
 
 @pytest.mark.parametrize(("how", "sinks"), [("sdpa", False), ("regard", True)])
 @pytest.mark.parametrize("metric", [difference, over_the_batch])
-def test_first_order_is_the_derivative_of_the_edit(how: str, sinks: bool, metric: Callable[[Tensor], Tensor]) -> None:
+def test_first_order_is_the_slope_towards_the_edit(how: str, sinks: bool, metric: Callable[[Tensor], Tensor]) -> None:
     model = Model(how, sinks=sinks)
     step = 1e-5
 
     def slope(layer: int, head: int, query: int | None = None, key: int | None = None) -> float:
-        more, less = (by_hand(model, scaled(layer, head, query, key, 1 - e), metric) for e in (step, -step))
+        edited = scaled(layer, head, query, key, 0.0)
+        more, less = (by_hand(model, lambda n, p, e=e: p + e * (edited(n, p) - p), metric) for e in (step, -step))
         return (more - less) / (2 * step)
 
     heads = regard.scan(lambda: model(IDS), model, metric, method="gradient")
@@ -290,9 +293,82 @@ def test_first_order_is_the_derivative_of_the_edit(how: str, sinks: bool, metric
         assert heads.values[n].tolist() == pytest.approx(slopes, rel=1e-6, abs=1e-8)
         assert float(layers.values[n, 0]) == pytest.approx(sum(slopes), rel=1e-6, abs=1e-8)
         for h in range(H):
-            expected = [slope(n, h, QUERY, key) for key in range(QUERY + 1)] + [0.0]
-            assert edges.values[n, h].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+            expected = [slope(n, h, QUERY, key) for key in range(QUERY + 1)]
+            assert edges.values[n, h, : QUERY + 1].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+            assert edges.values[n, h, QUERY + 1 :].isnan().all()  # hidden
     assert heads.values.abs().min() > 1e-4  # so that the comparison says something
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4])
+def test_first_order_is_exact_where_the_rest_of_the_model_is_linear(size: float) -> None:
+    """The head's output is small beside the rest, so only the weights are not linear: also where one is near 1."""
+    model = Model()
+    with torch.no_grad():
+        model.layers[1].out.weight.mul_(size)
+        model.layers[1].out.bias.zero_()
+        model.layers[1].project.weight[: 2 * H * D].mul_(3)
+    options = {"over": "edges", "query": QUERY}
+    first = regard.scan(lambda: model(IDS[:1]), model, METRIC, method="gradient", **options)
+    exact = regard.scan(lambda: model(IDS[:1]), model, METRIC, **options)
+    one, other = first.values[1, :, : QUERY + 1], exact.values[1, :, : QUERY + 1]
+    assert 0.9 < float(first.weights[1, :, : QUERY + 1].max()) < 1
+    error = float((one - other).abs().max() / other.abs().max())
+    assert error < size**2  # tanh(x) = x − x³/3
+    if size < 1:
+        assert one.flatten().argsort().equal(other.flatten().argsort())
+
+
+def test_first_order_of_a_row_with_one_key_takes_all_of_it_away() -> None:
+    model = Model()
+    first = regard.scan(lambda: model(IDS), model, metrics.logit_diff(3, 8, position=0), over="edges", query=0,
+                        method="gradient")  # fmt: skip
+    heads = regard.scan(lambda: model(IDS[:, :1]), model, metrics.logit_diff(3, 8, position=0), method="gradient")
+    assert first.values[1, :, 0].tolist() == pytest.approx(heads.values[1].tolist(), rel=1e-9)
+
+
+def test_negative_layers_count_from_the_end() -> None:
+    model = Model()
+    for single, same in (
+        (edits.ablate(-1, 0), edits.ablate(1, 0)),
+        (edits.knock_out(-2, 1, QUERY, 2), edits.knock_out(0, 1, QUERY, 2)),
+    ):
+        one, other = (regard.effect(lambda: model(IDS), model, e, METRIC) for e in (single, same))
+        assert (one.value, one.controls, one.weight) == (other.value, other.controls, other.weight)
+    with pytest.raises(ValueError, match="-1"):
+        regard.edit(model, edits.ablate(-1, 0))
+
+
+def test_the_weight_of_the_controls_is_told() -> None:
+    model = Model()
+    weights: list[Tensor] = []
+    with torch.no_grad():
+        model(IDS, lambda n, p: weights.append(p) or p)
+    found = regard.effect(lambda: model(IDS), model, edits.knock_out(0, 1, QUERY, 2), METRIC)
+    others = weights[0][:, 1, QUERY, [0, 1, 3, 4, 5]]
+    assert found.control_weight == pytest.approx(float(others.mean()), rel=1e-5)
+    assert f"{found.control_weight:.3f}" in repr(found)
+    pair = regard.effect(lambda: model(IDS), model, edits.knock_out(0, None, [4, 5], [0, 1]), METRIC)
+    expected = [weights[0][:, :, [4, 5]][..., [a, b]].sum(-1).mean() for a in (2, 3, 4) for b in (3, 4) if a < b]
+    assert pair.control_weight == pytest.approx(float(sum(expected)) / len(expected), rel=1e-5)
+    assert regard.effect(lambda: model(IDS), model, edits.ablate(0, 1), METRIC).control_weight is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        (metrics.log_prob(WORDS), (WORDS, WORDS - 1)),
+        (metrics.logit_diff(0, -WORDS - 1), (-WORDS - 1, WORDS - 1)),
+        (metrics.log_prob(0, position=N), (N, N - 1)),
+        (metrics.kl(batch=B), (B, B - 1)),
+        (metrics.moved(N), (N, N - 1)),
+        (metrics.moved(0, batch=5), (5, B - 1)),
+    ],
+)
+def test_metrics_of_what_is_not_there_give_the_numbers(metric: metrics.Metric, values: tuple[int, int]) -> None:
+    model = Model()
+    with pytest.raises(IndexError) as caught:
+        regard.effect(lambda: model(IDS), model, edits.ablate(0, 0), metric)
+    assert all(str(value) in str(caught.value) for value in values)
 
 
 def test_the_largest_are_confirmed_exactly() -> None:

@@ -1,7 +1,9 @@
-"""Edits against other libraries: TransformerLens' hooks and captum's ablation, on one and the same tiny model in fp64.
+"""Edits and rollout against other libraries, on one and the same tiny model.
 
-Neither is a dependency of the tests: they drag in packages of their own. To run these:
-pip install --no-deps "transformer-lens<3" captum einops jaxtyping fancy_einsum beartype typeguard better-abc
+Edits: TransformerLens' hooks and captum's ablation, in fp64. Rollout: fast-vit-rollout's, in fp32, its only precision.
+None is a dependency of the tests: they drag in packages of their own. To run these:
+pip install --no-deps "transformer-lens<3" captum einops jaxtyping fancy_einsum beartype typeguard better-abc \
+    fast-vit-rollout opencv-python-headless torchvision
 """
 
 from __future__ import annotations
@@ -132,3 +134,51 @@ def test_ablations_and_gradients_equal_captum() -> None:
     attribution = attr.LayerGradientXActivation(model, model.heads).attribute(x, target=1)
     first = regard.scan(lambda: model(x), model, lambda out: out[0, 1], method="gradient")
     assert torch.allclose(-first.values[0], attribution[0].sum((1, 2)), atol=1e-12)
+
+
+class TinyViT(nn.Module):
+    """A vision transformer with softmaxes by hand, whose weights pass a module `attn_drop`, where others hook."""
+
+    def __init__(self, layers: int = 4, heads: int = 3, d: int = 24, patches: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch, self.blocks = nn.Conv2d(3, d, 8, 8), nn.ModuleList(TinyBlock(heads, d) for _ in range(layers))
+        self.cls, self.position = nn.Parameter(torch.randn(1, 1, d)), nn.Parameter(torch.randn(1, patches + 1, d))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patch(image).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return x[:, 0]
+
+
+class TinyBlock(nn.Module):
+    def __init__(self, heads: int, d: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out, self.attn_drop = heads, nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Dropout(0.0)
+        self.norm, self.mlp = nn.LayerNorm(d), nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, n, d = x.shape
+        q, k, v = self.qkv(3 * self.norm(x)).view(batch, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = self.attn_drop((q @ k.transpose(-1, -2) * (d // self.heads) ** -0.5).softmax(-1))
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, n, d))
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+@pytest.mark.parametrize("heads", ["mean", "max"])
+def test_rollout_of_a_vision_transformer_equals_fast_vit_rollout(heads: str) -> None:
+    peer = pytest.importorskip("fast_vit_rollout", reason="needs fast-vit-rollout, see above")
+    model = TinyViT().eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), regard.watch(model, keep="qk") as seen:
+        model(images)
+    expected = peer.ViTAttentionRollout(model, head_fusion=heads, discard_ratio=0.0)(images)  # (B, 17, 17)
+    ours = seen.rollout(matrix=True, heads=heads).scores
+    assert ours.shape == expected.shape == (2, 17, 17)
+    assert (ours - expected).abs().max() < 1e-6
+    assert (seen.rollout(0, heads=heads).scores - expected[:, 0]).abs().max() < 1e-6
+    other = {"mean": "max", "max": "mean"}[heads]
+    assert (seen.rollout(matrix=True, heads=other).scores - expected).abs().max() > 1e-3

@@ -8,6 +8,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from survey_worker import MEASURES, TEXTS, model, survey
 from torch import nn
 
 import regard
+from regard import edits
 from regard.edits.survey import HeadSums, Survey, SurveyInterrupted, student_t
 
 
@@ -102,6 +104,48 @@ def test_strongest_heads_are_listed_with_interval_and_texts():
     line = str(result).splitlines()[5]
     assert line.split()[:3] == [str(best.layer), str(best.head), f"{best.mean:.4f}"]
     assert line.split()[-2:] == [str(best.count), best.name]
+
+
+def test_heads_are_ablated_by_their_mean_over_a_corpus():
+    reader = model().eval()
+    result = regard.survey(reader, TEXTS, "output", batch_size=3)
+    path, total = result.names[1], 0.0
+    for text in TEXTS:  # by brute force
+        with torch.no_grad(), regard.watch(reader, keep="output") as seen:
+            reader(reader.tokenizer.batch([text]).input_ids)
+        total = total + seen[path].output[0].double().mean(1)
+    mean = (total / len(TEXTS))[:, None]  # (heads, 1, Dv)
+    ids = reader.tokenizer.batch([TEXTS[0]]).input_ids
+    single = edits.ablate(1, 0, by=result)
+    assert "Survey" in repr(single)
+    assert single == edits.ablate(1, 0, by=result)
+    with torch.no_grad():
+        plain = reader(ids).last_hidden_state
+        with regard.edit(reader, edits.ablate(path, 0, by=mean[:1].float())):
+            expected = reader(ids).last_hidden_state
+        with regard.edit(reader, single):
+            ablated = reader(ids).last_hidden_state
+    torch.testing.assert_close(ablated, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(ablated, plain, atol=1e-4)
+    moved = regard.effect(lambda: reader(ids), reader, single, regard.metrics.moved(1))
+    assert moved.value > 0
+    assert len(moved.controls) == sum(len(heads) for heads in result.outputs.values()) - 1
+
+
+def test_surveys_that_cannot_ablate_say_so():
+    reader = model().eval()
+    with pytest.raises(LookupError, match="output"):
+        edits.ablate(0, 0, by=regard.survey(reader, TEXTS, "entropy"))
+    with pytest.raises(TypeError, match="dict"):
+        edits.ablate(0, 0, by={})
+    result = regard.survey(reader, TEXTS, "output")
+    first = {result.names[0]: result.output_sums[result.names[0]]}
+    narrow = {name: total[:, :1] for name, total in result.output_sums.items()}
+    ids = reader.tokenizer.batch([TEXTS[0]]).input_ids
+    for sums, error, says in ((first, LookupError, result.names[0]), (narrow, ValueError, "1")):
+        single = edits.ablate(1, 0, by=replace(result, output_sums=sums))
+        with torch.no_grad(), pytest.raises(error, match=says), regard.edit(reader, single):
+            reader(ids)
 
 
 def test_mean_output_is_that_of_the_views():

@@ -239,10 +239,10 @@ def test_text_shows_the_strongest_and_counts_the_rest():
     found = compare(a, b)
     text = found.text()
     assert text.startswith("modules in both: 4, measures that differ: 48 of 48\n")
-    assert text.count("layers.") == 20
+    assert text.count("layers.") == 10 + 20  # heads, then measures
     assert "\n\n… and 28 more\n\n" in text
     first = found.rows[0]
-    assert first["measure"] in text.splitlines()[4]
+    assert first["measure"] in text.split("\n\n")[2].splitlines()[2]
     assert set(first) == {"path", "call", "measure", "head", "a", "b", "difference", "mean", "heads"}
     assert first["difference"] == max(first["heads"]) == first["heads"][first["head"]]
 
@@ -250,10 +250,10 @@ def test_text_shows_the_strongest_and_counts_the_rest():
 def test_text_speaks_korean():
     found = compare(capture(record()), capture(record(seed=1, mask=masks.causal())), tolerance=0.01)
     text = found.text("ko")
-    assert re.match(r"양쪽에 있는 모듈 1개, 측정값 12개 중 \d+개가 다름 \(허용 오차 0.01\)", text)
+    assert re.match(r"양쪽에 있는 모듈 1개, 지표 12개 중 \d+개가 다름 \(허용 오차 0.01\)", text)
     assert re.search("^마스크 +layers", text, re.MULTILINE)
     assert "차이: 가장 크게 다른 헤드의 값" in text
-    assert compare(capture(record()), capture(record())).text("ko") == "같음: 비교한 모듈 1개, 측정값 12개"
+    assert compare(capture(record()), capture(record())).text("ko") == "같음: 비교한 모듈 1개, 지표 12개"
     with pytest.raises(ValueError, match="ko"):
         found.text("fr")
 
@@ -261,7 +261,7 @@ def test_text_speaks_korean():
 def test_notebook_gets_tables_with_escaped_names():
     found = compare(capture(record("<attn>"), record("a&b")), capture(record("<attn>", seed=1, mask=masks.causal())))
     html = found._repr_html_()
-    assert html.count("<table>") == 2
+    assert html.count("<table>") == 3
     assert "&lt;attn&gt;" in html
     assert "only in A: a&amp;b" in html
     assert "<attn>" not in html

@@ -205,6 +205,52 @@ def test_name_that_is_imported_inside_the_block_is_put_back():
         del sys.modules["imported_meanwhile"]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_name_that_is_given_between_two_blocks_is_recorded(nested):
+    helper = types.ModuleType("named_later")
+    helper.attend = None
+    sys.modules["named_later"] = helper
+
+    class Indirect(nn.Module):
+        def forward(self, q, k, v):
+            return helper.attend(q, k, v)
+
+    model, seen = Indirect(), []
+    try:
+        with torch.no_grad(), Taps(model, print):
+            if nested:
+                helper.attend = ITSELF[0]
+                with Taps(model, seen.append):
+                    model(*qkv())
+        helper.attend = ITSELF[0]
+        with torch.no_grad(), Taps(model, seen.append):
+            model(*qkv())
+        assert len(seen) == 1 + nested
+        assert helper.attend is ITSELF[0]
+    finally:
+        del sys.modules["named_later"]
+
+
+def test_modules_are_searched_again_only_if_a_name_is_new(monkeypatch):
+    searched = []
+
+    def namespaces(among=None, _all=functions._namespaces):
+        searched.append(0)
+        for space in _all(among):
+            searched[-1] += 1
+            yield space
+
+    monkeypatch.setattr(functions, "_namespaces", namespaces)
+    monkeypatch.setattr(functions, "_searched", {})
+    for _ in range(2):
+        with Taps(ByName(), print), Taps(ByName(), print):
+            pass
+    holder = [flex_attention]
+    with Taps(ByName(), print):
+        holder.clear()
+    assert [count > 100 for count in searched] == [True, False, False, False, True]
+
+
 # ------------------------------------------------------------------------------------------------- beside torch.compile
 
 

@@ -39,6 +39,7 @@ def tensors(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 
 def test_look_takes_every_argument_of_attention_with_the_same_defaults():
     theirs, ours = (dict(signature(f).parameters) for f in (regard.attention, regard.look))
+    assert theirs.pop("chunk").default is None  # measures are computed tile by tile in any case
     assert {name: ours.pop(name) for name in theirs} == theirs
     assert list(ours) == ["measures", "size", "top"]
 
@@ -485,23 +486,23 @@ def memory(n: int, work: Callable[..., object]) -> int:
 @pytest.mark.parametrize(
     ("n", "mask", "most"),
     [
-        (16384, masks.window(256, 0), 120 * 2**20),
-        (16384, masks.padding([1024]), 120 * 2**20),
-        (8192, None, 60 * 2**20),
+        (8192, masks.window(256, 0), 60 * 2**20),
+        (8192, masks.padding([1024]), 60 * 2**20),
+        (4096, None, 15 * 2**20),
     ],
     ids=["window", "padding", "everything"],
 )
-def test_looking_takes_little_memory_at_16384_positions_and_without_a_mask(n, mask, most):
+def test_looking_takes_little_memory_at_8192_positions_and_without_a_mask(n, mask, most):
     def work(q, k, v):
         view = regard.look(q, k, v, mask=mask, measures=["entropy", "received", "max_logit", "effective", "map", "top"])
         view.patterns(), view.row(3), view.map(32), view.mean("entropy")
 
-    # At 16384 positions one N×N matrix is 1 GiB, one of booleans 256 MiB; at 8192 a quarter of that.
+    # At 8192 positions one N×N matrix is 256 MiB, one of booleans 64 MiB; at 4096 a quarter of that.
     assert n * 64 * 4 <= memory(n, work) < most
 
 
 def test_what_n_by_n_takes_would_be_seen():
-    assert memory(8192, lambda q, k, v: q @ k.mT) == 4 * 8192**2
+    assert memory(4096, lambda q, k, v: q @ k.mT) == 4 * 4096**2
 
 
 def test_the_output_of_the_definition_is_what_look_gives_for_one_case():

@@ -248,19 +248,15 @@ def test_delimiter_is_the_mean_weight_on_delimiters():
     agree(ours["delimiter"], torch.where(delimiters[:, None, None, 1:], dense[..., 1:], 0).sum(-1).mean(-1))
 
 
-def test_first_token_is_no_delimiter_where_it_stands_behind_padding():
-    _, dense = looked_at()
-    padding, everywhere = PADDING["left"], torch.ones(1, N, dtype=torch.bool)
-    ours = score(StoredWeights(dense), received=dense.sum(-2), delimiters=everywhere, padding=padding)
-    for b, first in enumerate([0, 2, 5]):
-        agree(ours["delimiter"][b], dense[b, ..., first + 1 :].sum(-1).mean(-1))
-
-
-def test_padding_is_no_delimiter():
-    _, dense = looked_at()
-    everywhere = torch.ones(1, N, dtype=torch.bool)
-    ours = score(StoredWeights(dense), received=dense.sum(-2), delimiters=everywhere, padding=PADDING["inside"])
-    agree(ours["delimiter"], torch.where(PADDING["inside"][0], 0, dense)[..., 1:].sum(-1).mean(-1))
+@pytest.mark.parametrize("name", ["left", "right", "inside", "everything"])
+def test_neither_keys_nor_queries_of_padding_count_for_delimiters(name: str):
+    weights, dense = looked_at()
+    everywhere, padding = torch.ones(1, N, dtype=torch.bool), PADDING[name].expand(B, N)
+    ours = score(weights, received=dense.sum(-2), delimiters=everywhere, padding=PADDING[name])
+    for b in range(B):
+        real = (~padding[b]).nonzero().view(-1)
+        rows = dense[b][:, real][..., real[1:]]  # the first token that is no padding is no delimiter
+        agree(ours["delimiter"][b], rows.sum(-1).mean(-1) if len(real) else torch.zeros(H, dtype=torch.float64))
 
 
 # -------------------------------------------------------------------------------------------------------- planted heads

@@ -22,7 +22,7 @@ def keys(n: int, seed: int = 0) -> Tensor:
 def told(
     runs: RunTracker, n: int, nq: int, k: Tensor, path: str = "attn", kind: str = "self", **given: Any
 ) -> StepLink:
-    return runs.link(path, n, (B, H, nq, k.shape[2]), kind, key_marks(k), **given)
+    return runs.link(path, n, (B, H, nq, k.shape[2]), kind, key_marks(k, H), **given)
 
 
 # ------------------------------------------------------------------------------------------------------------- by sizes
@@ -72,18 +72,18 @@ def test_another_batch_or_number_of_heads_is_another_run(other: tuple[int, int, 
 def test_mark_of_a_key_does_not_depend_on_how_it_lies_in_memory(dtype: torch.dtype) -> None:
     k = keys(7).to(dtype)
     turned = k.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
-    assert torch.equal(key_marks(k), key_marks(turned))
-    assert torch.equal(key_marks(k)[:, :4], key_marks(k[:, :, :4]))
+    assert torch.equal(key_marks(k, H), key_marks(turned, H))
+    assert torch.equal(key_marks(k, H)[:, :4], key_marks(k[:, :, :4], H))
     matrices = matrix_marks(k.flatten(0, 1).mT)
     assert matrices is not None
-    assert torch.equal(matrices.view(B, H, 7).sum(1), key_marks(k))
+    assert torch.equal(matrices.view(B, H, 7).sum(1), key_marks(k, H))
 
 
 def test_mark_tells_the_smallest_difference() -> None:
     k = keys(7)
     other = k.clone()
     other[1, 0, 3, 2] = torch.nextafter(k[1, 0, 3, 2], torch.tensor(9.0))
-    assert (key_marks(k) != key_marks(other)).nonzero().tolist() == [[1, 3]]
+    assert (key_marks(k, H) != key_marks(other, H)).nonzero().tolist() == [[1, 3]]
 
 
 def test_integers_have_no_marks() -> None:

@@ -105,9 +105,9 @@ NAMES = {"flex": flex_attention, "again": flex_attention, "other": len}
 @pytest.fixture
 def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are bound here alone: a trace through those of all modules of Python takes too long."""
-    monkeypatch.setattr(function_taps, "_namespaces", lambda: iter([(NAMES, "names")]))
+    monkeypatch.setattr(function_taps, "_namespaces", lambda *_: iter([(NAMES, "names")]))
     holders = [(NAMES, "names"), (Attend, "")]
-    monkeypatch.setattr(function_taps, "_holders", lambda model: iter([*holders, (vars(model), "")]))
+    monkeypatch.setattr(function_taps, "_holders", lambda model, _: iter([*holders, (vars(model), "")]))
 
 
 # -------------------------------------------------------------------------------------------------------------- tracing
@@ -365,7 +365,7 @@ as_before()
 def test_process_that_is_interrupted_and_forks_stays_sound() -> None:
     begin = """
 from test_watch_interrupted import *
-function_taps._namespaces = lambda: iter([(NAMES, "names")])
+function_taps._namespaces = lambda *_: iter([(NAMES, "names")])
 model, x = Attend(), torch.randn(2, 3, 8)
 sees(model, x)
 before = state(model)

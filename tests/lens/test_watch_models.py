@@ -539,6 +539,16 @@ def test_steps_of_generation_are_one_view_of_all_rows(name: str, implementation:
         assert_rows(view.mean("entropy"), mean_entropy(truth, real), torch.float32)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_fixed_cache_that_comes_into_sight_after_the_prompt_is_one_run(name: str) -> None:
+    """Without padding, SDPA gets the keys of the prompt alone, and all of the cache from the first step on."""
+    model, batch = causal(name), {**padded("left"), "attention_mask": torch.ones(B, N, dtype=torch.long)}
+    seen, text = generated(model, batch, **CACHES["fixed"])
+    assert [seen.records[n].view.sizes[3] for n in (0, len(seen.names))] == [N, N + 4]  # or this would test nothing
+    for view, truth in zip(seen, whole_pass(model, text, batch["attention_mask"]), strict=True):
+        assert_rows(view.tile(ALL, ALL), truth, torch.float32)
+
+
 def mean_entropy(rows: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """(B, H) over the queries that are no padding."""
     entropy = -torch.xlogy(rows, rows).sum(-1)

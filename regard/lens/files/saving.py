@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard import __version__
 from regard.layouts import KINDS, Frame, Layout, Sides
+from regard.lens.edit_records import pack_edit, pack_effect, unpack_edit, unpack_effect
 from regard.lens.files.container import (
     FORGED,
     CaptureFileError,
@@ -48,7 +49,8 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-OPTIONAL = {"layouts": dict, "photos": list, "overview": bool}  # written only if there are some: older versions read on
+# Written only if there are some: older versions read on.
+OPTIONAL = {"layouts": dict, "photos": list, "overview": bool, "edits": list, "effects": list}
 
 MOST_PIXELS = 2**28  # of an image; a heat map of it takes 1 GiB
 FLOATS = (np.float16, np.float32, np.float64)
@@ -95,6 +97,10 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         header["layouts"] = pack_layouts(layouts, out)
     if photos and capture.photos:
         header["photos"] = pack_photos(capture.photos, out)
+    if capture.edits:
+        header["edits"] = [pack_edit(edit) for edit in capture.edits]
+    if capture.effects:
+        header["effects"] = [pack_effect(effect) for effect in capture.effects]
     try:  # a file that could not be opened again is not written
         _unpack(type(capture)(), json.loads(json.dumps(header)), "", Incoming(out.tensors))
     except CaptureFileError as error:
@@ -142,6 +148,8 @@ def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Inc
         sizes, wanted = [photo.size for photo in capture.photos], [frame.image_size for frame in frames]
         if sizes != wanted:
             raise ContentError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}")
+    capture.edits.extend(unpack_edit(edit, f"edit {n}") for n, edit in enumerate(header.get("edits", [])))
+    capture.effects.extend(unpack_effect(one, f"effect {n}") for n, one in enumerate(header.get("effects", [])))
     tensors.finish()
 
 

@@ -75,6 +75,7 @@ class _Here(threading.local):
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
     kernel: KernelResult | None = None  # result of the latest kernel inside a larger call
+    held: list[tuple[Caller, ObservedCall]] | None = None  # softmaxes to be reported once their product is edited
 
 
 HERE = _Here()
@@ -512,7 +513,10 @@ def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
             return
         for caller, order in zip(callers, orders, strict=True):
             own = replace(observed, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            attempt([caller], partial(caller.watch.on_call, own))
+            if HERE.held is not None and own.source == "softmax" and caller.watch.on_function is None:
+                HERE.held.append((caller, own))  # on_function: those that edit are told at once
+            else:
+                attempt([caller], partial(caller.watch.on_call, own))
 
 
 def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:

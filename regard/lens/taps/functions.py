@@ -307,6 +307,8 @@ def _first(out: Any) -> Tensor:
 
 _bound: list[tuple[Holder, str, Any, Any]] = []  # where, the name, what it was bound to, what it is bound to now
 _recorders: dict[Function, Function] = {}  # recorder → what it records
+_holding: set[str] = set()  # names of the Python modules in which a function was found
+_searched: dict[str, tuple[int, ...] | None] = {}  # `_state` when every name was known, "free" and "bound"
 
 
 class _Binding(threading.local):
@@ -332,12 +334,24 @@ def names_left_alone() -> Iterator[None]:
 
 
 def bind(model: nn.Module) -> None:
-    """Record FlexAttention and flash_attn under every name for them that is not recorded yet."""
+    """Record FlexAttention and flash_attn under every name for them that is not recorded yet.
+
+    Looking through every loaded module takes tens of milliseconds. It is done again only if the functions have got
+    other references since; the model, its classes, their modules and __main__ are looked through each time.
+    """
     if not _BINDING.on:
         return
-    targets = _targets()
-    recorders = {id(original): recorder for recorder, original in _recorders.items()}
-    for holder, where in _holders(model):
+    now = "bound" if _bound else "free"
+    state = _state()
+    _record_names(model, _holding if state is not None and state == _searched.get(now) else None)
+    _searched[now] = state
+    _searched["bound"] = _state()
+
+
+def _record_names(model: nn.Module, among: set[str] | None) -> None:
+    readers = {id(function): reader for function, reader in _targets()}
+    recorders = {original: recorder for recorder, original in _recorders.items()}
+    for holder, where in _holders(model, among):
         for name, value in tuple(_entries(holder).items()):
             # By type, which cannot run anybody's code: some modules hold objects that warn when they are looked at.
             static = type(value) is staticmethod
@@ -345,14 +359,15 @@ def bind(model: nn.Module) -> None:
             if type(function) is not FunctionType or function in _recorders:
                 continue
             inner = function.__dict__.get("_torchdynamo_orig_callable", function)  # of torch.compile(flex_attention)
-            reader = targets.get(id(inner))
+            reader = readers.get(id(inner))
             if reader is None or (where == HUGGING_FACE and inner.__name__ == "flex_attention"):
                 continue  # Hugging Face compiles flex_attention and keeps that: it must be the real one
-            recorder = recorders.get(id(function)) or _recorder(function, inner, reader(function is not inner))
-            recorders[id(function)] = recorder
+            recorder = recorders.get(function) or _recorder(function, inner, reader(function is not inner))
+            recorders[function] = recorder
             ours = staticmethod(recorder) if static else recorder
             _bound.append((holder, name, value, ours))  # before, so that an interruption leaves nothing unknown
             _put(holder, name, ours)
+            _holding.add(where)
 
 
 def unbind() -> None:
@@ -362,16 +377,27 @@ def unbind() -> None:
         if _entries(holder).get(name) is ours:
             _put(holder, name, before)
         _bound.pop()
-    if _recorders:
+        del ours
+    spare = {(lambda: None): None}
+    alone = [sys.getrefcount(function) for function in spare]  # of one that only a dict holds
+    if any(count != alone[0] for count in [sys.getrefcount(recorder) for recorder in _recorders]):
         for holder, _ in _namespaces():
             for name, value in tuple(_entries(holder).items()):
                 if type(value) is FunctionType and value in _recorders:
                     _put(holder, name, _recorders[value])
-        _recorders.clear()
+    _recorders.clear()
+    _searched.pop("bound", None)
 
 
-def _targets() -> dict[int, Callable[[bool], Reader]]:
-    """The functions to record, by identity, each with what makes its reader: is it the compiled form?"""
+def _state() -> tuple[int, ...] | None:
+    """Numbers that change when a function gets another name; None where Python does not count references exactly."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    return (len(sys.modules), *(n for function, _ in _targets() for n in (id(function), sys.getrefcount(function))))
+
+
+def _targets() -> list[tuple[Function, Callable[[bool], Reader]]]:
+    """The functions to record, each with what makes its reader: is it the compiled form?"""
     flex, theirs, flash = (vars(sys.modules[n]) if n in sys.modules else {} for n in (FLEX, HUGGING_FACE, "flash_attn"))
     found: list[tuple[Any, Callable[[bool], Reader]]] = [
         (flex.get("flex_attention"), lambda compiled: partial(read_flex, compiled=compiled)),
@@ -381,31 +407,38 @@ def _targets() -> dict[int, Callable[[bool], Reader]]:
     named = {name: value for name, value in flash.items() if name.startswith("flash_attn_") and callable(value)}
     found += [(value, partial(lambda name, _: reader_of_flash(name), name)) for name, value in named.items()]
     # Where they are already recorded, the recorder stands under the name.
-    return {id(_recorders.get(function, function)): reader for function, reader in found if function is not None}
+    return [(_recorders.get(function, function), reader) for function, reader in found if function is not None]
 
 
-def _holders(model: nn.Module) -> Iterator[tuple[Holder, str]]:
-    """Where a name may be bound: modules of Python, Hugging Face's table, the model's classes and modules."""
+def _holders(model: nn.Module, among: set[str] | None) -> Iterator[tuple[Holder, str]]:
+    """Where a name may be bound: modules of Python, Hugging Face's table, the model's classes and modules.
+
+    among: names of the Python modules that come, besides those of the model's classes; None for all.
+    """
+    modules = list(model.modules())
+    classes = {cls for module in modules for cls in type(module).__mro__ if cls is not object}
+    if among is not None:
+        among = among | {cls.__module__ for cls in classes} | {"__main__"}
     tables: dict[int, dict[str, Any]] = {}
-    for names, where in _namespaces():
+    for names, where in _namespaces(among):
         yield names, where
         table = names.get("ALL_ATTENTION_FUNCTIONS")
         for attribute in ("_global_mapping", "_local_mapping"):
             mapping = getattr(table, attribute, None)
             if isinstance(mapping, dict):
                 tables[id(mapping)] = mapping
-    modules = list(model.modules())
     for mapping in tables.values():
         yield mapping, ""
-    for cls in {cls for module in modules for cls in type(module).__mro__ if cls is not object}:
+    for cls in classes:
         yield cls, ""
     for module in modules:
         yield vars(module), ""
 
 
-def _namespaces() -> Iterator[tuple[dict[str, Any], str]]:
+def _namespaces(among: set[str] | None = None) -> Iterator[tuple[dict[str, Any], str]]:
     """The names of every loaded module but our own, which call FlexAttention inside an operation that is reported."""
-    for name, module in tuple(sys.modules.items()):
+    for name in tuple(sys.modules) if among is None else among:
+        module = sys.modules.get(name)
         if issubclass(type(module), ModuleType) and name.partition(".")[0] != "regard":
             yield vars(module), name
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import RLock
 from types import TracebackType
 from typing import Any
@@ -32,8 +33,10 @@ from regard.lens.taps.calls import (
     ObservedCall,
     Source,
     WatchedModel,
+    attempt,
     deliver,
     find_callers,
+    measuring,
     read_call,
     trusted_lse,
 )
@@ -70,6 +73,7 @@ class InterceptedCall:
     weights: Tensor | None = None  # (B, H, Nq, Nk), without a sink's column
     scores: Tensor | None = None  # (B, H, Nq, Nk), with a sink's column last; detached
     values: Tensor | None = None  # (B, H, Nk, Dv)
+    edited_weights: Tensor | None = None  # (B, H, Nq, Nk), set by an edit that changes them; detached
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -91,6 +95,7 @@ class Interceptor:
     Args:
         model: any nn.Module that is not compiled.
         on_call: called in the model's thread with each call; what it raises, the model raises.
+        reads: it replaces nothing, and is to get what the others have made of a call.
 
     Attributes:
         names: module paths in the order of first calls, as in a capture.
@@ -100,7 +105,7 @@ class Interceptor:
         ValueError: the model, or a part of it, is compiled: what runs inside cannot be changed.
     """
 
-    def __init__(self, model: nn.Module, on_call: OnCall) -> None:
+    def __init__(self, model: nn.Module, on_call: OnCall, *, reads: bool = False) -> None:
         compiled = [
             name or type(module).__name__
             for name, module in model.named_modules()
@@ -111,7 +116,7 @@ class Interceptor:
                 f"{compiled[0]!r} is compiled, and calls inside compiled code cannot be changed; use the model before "
                 "torch.compile (model._orig_mod)"
             )
-        self.model, self.on_call = model, on_call
+        self.model, self.on_call, self.reads = model, on_call, reads
         self.names: list[str] = []
         self.reasons: dict[str, str] = {}
         self._reached: set[str] = set()
@@ -185,11 +190,16 @@ class Interceptor:
     def on_kernel(self, caller: Caller, source: Source, call: Call, output: Tensor) -> tuple[Call, Tensor] | None:
         """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
         intercepted = InterceptedCall(caller.path, -1, caller.kind, source, output, 0, 0, call=call)
-        changed = self.hand_over(intercepted, key_marks(call.k))
+        changed = self.hand_over(intercepted, key_marks(call.k, call.sizes[1]))
         return None if changed is None else (changed[0] or call, changed[1])
 
-    def on_product(self, observed: ObservedCall, left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
-        """Hand over a product of weights with values. None if it stays as it is."""
+    def on_product(
+        self, observed: ObservedCall, left: Tensor, right: Tensor, out: Tensor
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Hand over a product of weights with values; its new output (B, H, Nq, Dv), and weights if they change.
+
+        None if it stays as it is.
+        """
         weights, path = observed.weights, observed.path
         if observed.edited or weights is None:
             self.reasons[path] = EDITED_WEIGHTS
@@ -209,7 +219,7 @@ class Interceptor:
             weights=applied, scores=observed.scores, values=right.reshape(batch, heads, nk, -1),
         )  # fmt: skip
         changed = self.hand_over(intercepted, observed.marks)
-        return None if changed is None else changed[1].reshape(out.shape)
+        return None if changed is None else (changed[1], intercepted.edited_weights)
 
     def _on_function(
         self, caller: Caller, observed: ObservedCall, given: dict[str, Any], out: Any
@@ -281,7 +291,8 @@ def _remove(watch: WatchedModel) -> None:
 
 
 def _intercepting(callers: list[Caller]) -> list[tuple[Interceptor, Caller]]:
-    return [(_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors]
+    found = [(_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors]
+    return sorted(found, key=lambda one: one[0].reads)
 
 
 class SdpaInterception:
@@ -336,14 +347,41 @@ class ProductInterception:
         self.kernel = torch.library.get_kernel(f"aten::{name}", key)
 
     def __call__(self, keyset: Any, left: Tensor, right: Tensor) -> Tensor:
-        """Run the product; where the taps find weights in it, let the interceptors replace it."""
+        """Run the product; where the taps find weights in it, let the interceptors replace it. Report the result."""
         _PRODUCTS.confirmed.clear()
-        out: Tensor = self.kernel.call_boxed(keyset, left, right)
+        held: list[tuple[Caller, ObservedCall]] = []
+        HERE.held = held
+        try:
+            out: Tensor = self.kernel.call_boxed(keyset, left, right)
+        finally:
+            HERE.held = None
         confirmed, _PRODUCTS.confirmed = _PRODUCTS.confirmed, []
+        edited = False
         for interceptor, observed in confirmed:
-            changed = interceptor.on_product(observed, left, right, out)
-            out = out if changed is None else changed
+            changed = None if interceptor.reads else interceptor.on_product(observed, left, right, out)
+            if changed is None:
+                continue
+            if edited:  # the weights that it went by are those before the other
+                raise ValueError(
+                    f"two blocks inside each other edit the softmax written by hand in {observed.path!r}: give all "
+                    "edits to one block, by edit(model, first, second)"
+                )
+            new, weights = changed
+            out, edited = new.reshape(out.shape), True
+            held = [(caller, _edited(own, new.detach(), weights)) for caller, own in held]
+        with measuring():
+            for caller, own in held:
+                attempt([caller], partial(caller.watch.on_call, own))
+        for interceptor, observed in confirmed:
+            if interceptor.reads and (read := interceptor.on_product(observed, left, right, out)) is not None:
+                out = read[0].reshape(out.shape)
         return out
+
+
+def _edited(observed: ObservedCall, output: Tensor, weights: Tensor | None) -> ObservedCall:
+    """A softmax by hand as it is after edits: with their output, and with their weights if they changed them."""
+    new = replace(observed, output=None if observed.output is None else output)
+    return new if weights is None else replace(new, weights=weights, scores=None, edited=True)
 
 
 INTERCEPTORS.update((SdpaInterception.__call__.__code__, ProductInterception.__call__.__code__))
