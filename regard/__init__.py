@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from regard.edits.faithfulness import faithful
     from regard.edits.survey import survey
     from regard.lens.capture import open
+    from regard.lens.logit_lens import logit_lens
     from regard.lens.look import look
     from regard.lens.validity import check
     from regard.lens.watch import watch
+    from regard.lens.weight_patterns import patterns
     from regard.models.loading import build, load
     from regard.nn.attention import MultiHeadAttention
     from regard.nn.cache import FixedCache, GrowingCache
@@ -50,12 +52,14 @@ _HOME = {
     "faithful": "regard.edits.faithfulness",
     "figures": "regard.viz.figures",
     "load": "regard.models.loading",
+    "logit_lens": "regard.lens.logit_lens",
     "look": "regard.lens.look",
     "masks": "regard.masks",
     "metrics": "regard.edits.metrics",
     "monitor": "regard.training.monitor",
     "nn": "regard.nn",
     "open": "regard.lens.capture",
+    "patterns": "regard.lens.weight_patterns",
     "positions": "regard.positions",
     "recipes": "regard.training.recipes",
     "scan": "regard.edits.effects",
@@ -82,12 +86,14 @@ __all__ = [
     "faithful",
     "figures",
     "load",
+    "logit_lens",
     "look",
     "masks",
     "metrics",
     "monitor",
     "nn",
     "open",
+    "patterns",
     "positions",
     "recipes",
     "scan",

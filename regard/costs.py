@@ -97,7 +97,12 @@ class AttentionCost(LayerCost):
     scores_flops: Count
     weighted_sum_flops: Count
     one_head_flops: Count
+    q_bytes: Count
+    k_bytes: Count
+    v_bytes: Count
+    scores_bytes: Count
     weights_bytes: Count
+    weights_shape: tuple[int, int, int, int]  # B, H, n, n
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -124,9 +129,11 @@ class Cost:
         result: dict[str, dict[str, object]] = {"sizes": asdict(self.sizes)}
         for name, layer in self._layers().items():
             counts = _counts(layer)
+            shape = {"weights_shape": list(layer.weights_shape)} if isinstance(layer, AttentionCost) else {}
             result[name] = {
                 "order": layer.order,
                 **{key: int(count) for key, count in counts.items()},
+                **shape,
                 "formulas": {key: count.formula for key, count in counts.items()},
             }
         return result
@@ -143,6 +150,8 @@ class Cost:
                 count = _counts(layer).get(key)
                 if count is not None:
                     rows.append([key, name, count.exact, count.readable, count.formula])
+            if key == "weights_bytes":
+                rows.append(["weights_shape", "attention", str(self.attention.weights_shape), "", "(B, H, n, n)"])
         keys = [row[0] for row in rows]
         return [["" if row[0] in keys[:i] else words[row[0]], words[row[1]], *row[2:]] for i, row in enumerate(rows)]
 
@@ -184,6 +193,8 @@ def cost(
 
     >>> cost(n=1000, d_model=512).attention.weights_bytes.exact
     '4,000,000 B'
+    >>> cost(n=1000, d_model=512, num_heads=8).attention.weights_shape
+    (1, 8, 1000, 1000)
 
     8 heads cost what one costs, because each is 8 times narrower:
 
@@ -197,6 +208,9 @@ def cost(
     | FLOPs: scores      | 2·B·H·n²·D                          |            |                           |
     | FLOPs: sum of V    | 2·B·H·n²·D                          |            |                           |
     | FLOPs: all         | the three together                  | 4·B·n·d²   | 2·B·n·k·d²                |
+    | Q, bytes           | B·H·n·D·s                           |            |                           |
+    | K and V, each      | B·Hkv·n·D·s                         |            |                           |
+    | scores, bytes      | B·H·n²·s                            |            |                           |
     | weights, bytes     | B·H·n²·s                            |            |                           |
     | cache, bytes       | 2·B·L·Hkv·n·D·s                     | B·L·d·s    | B·L·(k − 1)·d·s           |
     | parameters         | (d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d | 2·d² + 2·d | k·d² + d                  |
@@ -252,6 +266,7 @@ def _attention(z: CostSizes) -> AttentionCost:
     projections = 4 * z.batch * z.n * z.d_model * z.head_dim * (z.num_heads + z.num_kv_heads)
     products = 2 * pairs * z.head_dim
     one_head = 8 * z.batch * z.n * z.d_model**2 + 4 * z.batch * z.n**2 * z.d_model
+    keys = Count(z.batch * z.num_kv_heads * z.n * z.head_dim * size, "B·Hkv·n·D·s", "B")
     cache = 2 * z.batch * z.layers * z.num_kv_heads * z.n * z.head_dim * size
     parameters = (z.d_model + 1) * z.head_dim * (z.num_heads + 2 * z.num_kv_heads) + (width + 1) * z.d_model
     return AttentionCost(
@@ -261,7 +276,12 @@ def _attention(z: CostSizes) -> AttentionCost:
         scores_flops=Count(products, "2·B·H·n²·D", "FLOP"),
         weighted_sum_flops=Count(products, "2·B·H·n²·D", "FLOP"),
         one_head_flops=Count(one_head, "8·B·n·d² + 4·B·n²·d", "FLOP"),
+        q_bytes=Count(z.batch * z.n * width * size, "B·H·n·D·s", "B"),
+        k_bytes=keys,
+        v_bytes=keys,
+        scores_bytes=Count(pairs * size, "B·H·n²·s", "B"),
         weights_bytes=Count(pairs * size, "B·H·n²·s", "B"),
+        weights_shape=(z.batch, z.num_heads, z.n, z.n),
         cache_bytes=Count(cache, "2·B·L·Hkv·n·D·s", "B"),
         parameters=Count(parameters, "(d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d"),
         parameters_bytes=Count(parameters * size, "((d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d)·s", "B"),
@@ -338,7 +358,12 @@ _WORDS = {
     "scores_flops": "· scores QKᵀ",
     "weighted_sum_flops": "· weighted sum of V",
     "one_head_flops": "FLOPs with one head",
+    "q_bytes": "Q in bytes",
+    "k_bytes": "K in bytes",
+    "v_bytes": "V in bytes",
+    "scores_bytes": "scores QKᵀ in bytes",
     "weights_bytes": "weights matrix",
+    "weights_shape": "· its shape",
     "cache_bytes": "KV cache or state",
     "parameters": "parameters",
     "parameters_bytes": "parameters in bytes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -60,6 +60,7 @@ def attention(
     sinks: Any = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    chunk: int | None = None,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v, by the fastest backend that computes exactly this call.
 
@@ -80,6 +81,9 @@ def attention(
         sinks: (H,), one logit per head that joins the softmax and has no value.
         dropout: probability of zeroing a weight, the others growing by 1/(1 − p); applied whenever above 0.
         backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse".
+        chunk: compute so many queries at a time, each against all keys, as textbooks do to save memory: B·H·chunk·Nk
+            scores exist at once instead of B·H·Nq·Nk, and the backward pass computes them again. The result is the
+            same. Runs on "tiled", which without chunk cuts the keys too and needs O(N).
 
     Returns:
         The output (…, H, Nq, Dv) in q's dtype. A row that sees nothing is 0, with gradient 0.
@@ -89,6 +93,13 @@ def attention(
         ValueError: sizes that do not fit, or a named backend that cannot do the call.
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    if chunk is not None:
+        call = replace(call, chunk=check_int("chunk", chunk))
+        if backend not in ("auto", "tiled"):
+            raise ValueError(
+                f"chunk={chunk} runs on the backend 'tiled', got backend={backend!r}: leave out one of them"
+            )
+        backend = "tiled"
     chosen = choose(call, backend)
     with as_given(call.device):
         out = _empty(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
@@ -254,7 +265,7 @@ class Steps:
         return self.text()
 
     def text(self, lang: Lang = "en", *, batch: int = 0, head: int = 0) -> str:
-        """The steps as a text table, then each matrix that changed something, with its labels.
+        """The steps as a text table, then Q, K, V and each matrix that changed something, with its labels.
 
         Args:
             lang: "en" or "ko".
@@ -264,22 +275,44 @@ class Steps:
         if lang not in ("en", "ko"):
             raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
         parts = [self._title(lang), tables.text(*self._summary(lang))]
-        for name in self._changed():
-            parts.append(f"{name} = {self.formulas[name]}{self._which(lang, batch, head)}")
+        for name in self._printed():
+            parts.append(f"{name}{self._formula(name)}{self._which(lang, batch, head)}")
             headers, rows = self._matrix(name, lang, batch, head)
             parts.append(tables.text(headers, rows, right=range(1, len(headers))))
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{escape(self._title('en'))}</p>", tables.html(*self._summary("en"))]
-        for name in self._changed():
+        for name in self._printed():
             headers, rows = self._matrix(name, "en", 0, 0)
-            parts.append(f"<p><b>{name}</b> = {escape(self.formulas[name])}{escape(self._which('en', 0, 0))}</p>")
+            parts.append(f"<p><b>{name}</b>{escape(self._formula(name) + self._which('en', 0, 0))}</p>")
             parts.append(tables.html(headers, rows, right=range(1, len(headers))))
         return "\n".join(parts)
 
-    def _changed(self) -> list[str]:
-        return [name for name in STEP_NAMES if name not in self.unchanged]
+    def matrix(self, name: str, batch: int = 0, head: int = 0) -> np.ndarray[Any, Any]:
+        """One batch row and head of x, q, k, v or a step, as NumPy floats: for k and v those that the head reads.
+
+        >>> x = np.eye(2, 3)
+        >>> steps(x, x, x).matrix("k").shape
+        (2, 3)
+
+        Raises:
+            IndexError: a batch row or head out of range.
+        """
+        values = getattr(self, name)
+        if name in ("k", "v") and self.q.ndim > 3:
+            pick(self.q, batch, head)
+            head //= self.q.shape[-3] // values.shape[-3]
+        elif name == "x" and self.x.shape[:-2] != self.scores.shape[:-2]:  # heads were split off: all before N is batch
+            values, head = values.reshape(-1, *values.shape[-2:]), 0
+        return pick(values, batch, head)
+
+    def _printed(self) -> list[str]:
+        inputs = ("q", "k", "v") if self.x is None else ("x", "q", "k", "v")
+        return [name for name in (*inputs, *STEP_NAMES) if name not in self.unchanged]
+
+    def _formula(self, name: str) -> str:
+        return "" if self.formulas[name] == name else f" = {self.formulas[name]}"
 
     def _title(self, lang: Lang) -> str:
         (nq, nk), d = self.scores.shape[-2:], self.q.shape[-1]
@@ -287,7 +320,7 @@ class Steps:
 
     def _summary(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
         rows = []
-        for name in (*(() if self.x is None else ("x", "q", "k", "v")), *STEP_NAMES):
+        for name in (*(() if self.x is None else ("x",)), "q", "k", "v", *STEP_NAMES):
             if name in self.unchanged:
                 reason = {"capped": "no softcap", "biased": "no bias", "masked": "no mask"}[name]
                 meaning = translate("unchanged: {why}", lang, why=translate(reason, lang))
@@ -306,11 +339,11 @@ class Steps:
         return f"   ({translate('shown: batch {batch}, head {head} of {shape}', lang, **values)})"
 
     def _matrix(self, name: str, lang: Lang, batch: int, head: int) -> tuple[list[str], list[list[str]]]:
-        values = pick(getattr(self, name), batch, head)
+        values = self.matrix(name, batch, head)
         n, m = (min(size, MOST_SHOWN) for size in values.shape)
-        columns = self.key_labels if name != "output" else None
+        columns = None if name in ("x", "q", "k", "v", "output") else self.key_labels
         headers = ["", *(columns or [str(j) for j in range(values.shape[1])])[:m]]
-        names = self.labels or [str(i) for i in range(values.shape[0])]
+        names = (self.key_labels if name in ("k", "v") else self.labels) or [str(i) for i in range(values.shape[0])]
         rows = [[names[i], *(tables.number(float(value)) for value in values[i, :m])] for i in range(n)]
         if values.shape != (n, m):
             rows.append([f"… {translate('the first {n} shown', lang, n=MOST_SHOWN)}", *("" for _ in range(m))])
@@ -395,7 +428,7 @@ def steps(
         x=x,
         labels=_labels("labels", labels, nq, "queries"),
         key_labels=_labels("key_labels", key_labels, nk, "keys"),
-        formulas=_formulas(call),
+        formulas=_formulas(call, projected=bool(source)),
         unchanged=frozenset(name for name, argument in optional.items() if argument is None),
         has_sinks=call.sinks is not None,
     )
@@ -439,11 +472,12 @@ def _project(x: Any, w_q: Any, w_k: Any, w_v: Any, num_heads: int) -> tuple[Any,
     return (q, k, v) if num_heads == 1 else (split(q), split(k), split(v))
 
 
-def _formulas(call: Call) -> dict[str, str]:
+def _formulas(call: Call, *, projected: bool) -> dict[str, str]:
     """How each step follows from the last one before it that changed anything."""
     size = call.q.shape[-1]
     scaled = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {tables.number(call.scale)}"
-    formulas = {"x": "x", "q": "x·W_Q", "k": "x·W_K", "v": "x·W_V", "scores": "q·kᵀ", "scaled": scaled}
+    inputs = {"x": "x", "q": "x·W_Q", "k": "x·W_K", "v": "x·W_V"} if projected else {"q": "q", "k": "k", "v": "v"}
+    formulas = {**inputs, "scores": "q·kᵀ", "scaled": scaled}
     cap = "" if call.softcap is None else tables.number(call.softcap)
     before = "scaled"
     for name, argument in (("capped", call.softcap), ("biased", call.bias), ("masked", call.mask)):

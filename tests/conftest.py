@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
@@ -15,6 +16,7 @@ pytest_plugins = ["commanding", "grids"]
 # Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
 # most tensors here are so small that a second thread only costs.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 # The same examples and the same order in every run, so that a failure is the change's; `make explore`, which is
 # `--hypothesis-profile=explore`, draws new ones.
@@ -79,32 +81,44 @@ def compiler() -> None:
         pytest.skip("torch.compile cannot link where torch's path has a space in it")
 
 
-# The files that take longest, in this order: 50 to 10 s each. They start first, so that no process ends with one alone.
+# The files that take longest, in this order: 25 to 8 s each. They start first, so that no process ends with one alone.
 LONGEST = [
-    "test_conformance.py",
-    "lens/test_gpu_engine.py",
-    "lens/test_large_logits.py",
+    "explorer/test_page.py",
     "explorer/test_image_page.py",
     "explorer/test_page_corners.py",
-    "explorer/test_page.py",
-    "cli/test_cli.py",
+    "lens/test_gpu_engine.py",
+    "test_conformance.py",
+    "lens/test_watch_models.py",
+    "lens/test_taps.py",
     "test_layout.py",
+    "cli/test_cli.py",
     "training/test_loop.py",
-    "backends/test_sparse_kernels.py",
     "viz/test_figures.py",
-    "lens/test_watch_long.py",
+    "lens/test_watch.py",
+    "lens/test_function_taps.py",
+    "lens/test_edited_softmax.py",
+    "lens/test_watch_interrupted.py",
     "parity/test_verifying.py",
     "explorer/test_server.py",
     "models/test_tensor_parallel.py",
     "training/test_parallel.py",
     "viz/test_lens_figures.py",
-    "test_golden.py",
-    "generation/test_cuda_step.py",
-    "lens/test_watch_interrupted.py",
-    "backends/test_sparse.py",
+    "generation/test_beam_search.py",
+    "lens/test_look.py",
+    "session/test_image_session.py",
+    "lens/test_saving.py",
+    "lens/test_large_logits.py",
+    "lens/test_watch_long.py",
+    "backends/test_sparse_kernels.py",
     "backends/test_backends.py",
+    "test_golden.py",
+    "edits/test_any_model.py",
+    "edits/test_effects.py",
+    "generation/test_prompt_batches.py",
+    "training/test_trainer.py",
     "nn/test_performer.py",
     "parity/test_verifying_pictures.py",
+    "lens/test_engines.py",
     "explorer/test_server_attacks.py",
     "test_kills.py",
     "test_fuzz.py",

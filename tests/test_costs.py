@@ -110,6 +110,21 @@ def test_exercise_weights_matrix_at_1000_positions():
     assert cost(1000, 512, num_heads=8).attention.weights_bytes == 8 * 4_000_000
 
 
+def test_bytes_of_every_array_are_those_of_the_tensors():
+    counted = cost(**ODD, dtype="float64").attention
+    s = regard.steps(*(torch.zeros(3, heads, 13, 11, dtype=torch.float64) for heads in (6, 2, 2)))
+    for name, tensor in (("q", s.q), ("k", s.k), ("v", s.v), ("scores", s.scores), ("weights", s.weights)):
+        assert getattr(counted, f"{name}_bytes") == tensor.nbytes
+    assert counted.weights_shape == s.weights.shape
+
+
+def test_bytes_and_shape_of_the_weights_are_printed():
+    rows = [re.split(r" {2,}", line) for line in cost(1000, 512, 8).text().splitlines()]
+    for name, exact, readable in (("Q", "2,048,000 B", "1.95 MiB"), ("scores QKᵀ", "32,000,000 B", "30.52 MiB")):
+        assert [f"{name} in bytes", "attention", exact, readable] in [row[:4] for row in rows]
+    assert ["· its shape", "attention", "(1, 8, 1000, 1000)", "(B, H, n, n)"] in rows
+
+
 def test_heads_that_share_d_model_cost_what_one_head_costs():
     flops = {cost(13, 30, heads).attention.flops for heads in (1, 2, 3, 5, 6, 10, 15, 30)}
     assert flops == {cost(13, 30, 6).attention.one_head_flops}
@@ -268,6 +283,7 @@ def test_html_has_a_cell_for_every_number_and_formula():
 def test_as_dict_is_json_with_the_attributes_and_their_formulas():
     counted = cost(**ODD, dtype=torch.float64)
     plain = json.loads(json.dumps(counted.as_dict()))
+    assert plain["attention"].pop("weights_shape") == [3, 6, 13, 13]
     assert plain["sizes"] == {**ODD, "dtype": "float64"}
     for layer in LAYERS:
         numbers = counts(getattr(counted, layer))

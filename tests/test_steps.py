@@ -219,6 +219,39 @@ def test_text_in_english():
     assert "unchanged: no mask" not in text
 
 
+def test_queries_keys_and_values_are_printed():
+    w = projections()
+    s = regard.steps(x=X, **w, labels=WORDS)
+    for text in (s.text(), s._repr_html_()):
+        assert all(f"{value:.4g}" in text for a in (s.q, s.k, s.v) for value in a.flat)
+    assert "\n\nx\n\n" in s.text()
+    assert "\n\nk = x·W_K\n\n" in s.text()
+    assert ["sat", *(f"{value:.4g}" for value in s.v[2])] in [re.split(r" {2,}", x) for x in s.text().splitlines()]
+    given = regard.steps(s.q, s.k, s.v)
+    assert {name: given.formulas[name] for name in "qkv"} == {"q": "q", "k": "k", "v": "v"}
+    assert "\n\nv\n\n" in given.text()
+    assert "W_V" not in given.text()
+
+
+def test_rows_of_keys_and_values_have_the_keys_labels():
+    q, k, v = arrays(nq=2, nk=3)
+    text = regard.steps(q, k, v[..., :2], labels=["I", "see"], key_labels=["나는", "너를", "본다"]).text()
+    assert text.count("\nsee  ") == 5  # a row of q, of three steps and of the output
+    assert text.count("\n본다  ") == 2  # of k and of v
+
+
+def test_matrix_of_a_grouped_head_is_the_one_that_it_reads():
+    q, k, v = arrays(2, 6)
+    s = regard.steps(q, k[:, :2], v[:, :2])
+    assert np.array_equal(s.matrix("k", 1, 4), k[1, 1])
+    assert np.array_equal(s.matrix("v", 1, 2), v[1, 0])
+    assert f"{k[1, 1, 0, 0]:.4g}" in s.text(batch=1, head=4)
+    with pytest.raises(IndexError, match=r"head 6.*6"):
+        s.matrix("k", 0, 6)
+    from_x = regard.steps(x=np.stack([X, X + 1]), **projections(6), num_heads=2)
+    assert np.array_equal(from_x.matrix("x", 1, 1), X + 1)
+
+
 def test_text_in_korean():
     s = regard.steps(X, X, X, labels=["그", "고양이", "앉았다"])
     text = s.text("ko")
@@ -295,7 +328,7 @@ def test_html_escapes_labels_and_formulas():
     assert '<th style="text-align:right">&lt;b&gt;</th>' in html
     assert "<td>&amp;</td>" in html
     assert "scaled where dense(&lt;3×3 booleans, 6 True&gt;)" in html
-    assert html.count("<b>") == html.count("</b>") == len(NAMES) - len(s.unchanged)  # the names of the matrices
+    assert html.count("<b>") == html.count("</b>") == 3 + len(NAMES) - len(s.unchanged)  # the names of the matrices
 
 
 # ----------------------------------------------------------------------------------------- several matrices, large ones
@@ -357,8 +390,8 @@ def test_twelve_rows_and_columns_are_shown_whole():
     q, k, v = arrays(nq=12, nk=12)
     assert "the first 12 shown" not in regard.steps(q, k, v[..., :12]).text()
     text = regard.steps(q, k, v).text()  # 13 columns of values
-    assert text.count("the first 12 shown") == 1
-    assert text.index("the first 12 shown") > text.index("output = ")
+    assert text.count("the first 12 shown") == 2  # in v and in the output
+    assert text.rindex("the first 12 shown") > text.index("output = ")
 
 
 def test_steps_never_change_the_input():

@@ -62,11 +62,12 @@ def contents(capture: Any, *, exact: bool) -> dict[str, Any]:
         "unseen": len(capture.unseen),
         "findings": len(capture.doctor().findings),
         "runs": runs,
+        **{name: list(map(repr, values)) for name in ("edits", "effects") if (values := getattr(capture, name))},
     }
 
 
 def test_every_kind_of_capture_is_stored():
-    assert len(NAMES) == 10
+    assert len(NAMES) == 12
     assert sum(path.stat().st_size for path in FOLDER.glob("*.regard")) < 400_000
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,14 @@ class Twin:
     change: Callable[[nn.Module], None] | None = None
     stored: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[nn.Module, dict[str, Any]], dict[str, Tensor]] = field(default_factory=lambda: of_theirs)
-    truth: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         build(self.architecture, self.config, torch.float32, self.change).save_pretrained(self.directory)
+
+    @cached_property
+    def truth(self) -> nn.Module:
         with widened():  # after the other: modules imported in here would keep what fp32 means here
-            self.truth = build(self.architecture, self.config, torch.float64, self.change)
+            return build(self.architecture, self.config, torch.float64, self.change)
 
     def baseline(self, dtype: torch.dtype) -> nn.Module:
         return build(self.architecture, self.config, dtype, self.change)
@@ -183,12 +186,11 @@ def assert_same(
     theirs = {n: t for n, t in {**their_names(inputs), **(theirs or {})}.items() if t is not None}
     real = inputs.get("attention_mask") if real is None else real
     ours = twin.ours(dtype, device=device)
-    made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, output_hidden_states=True)), real, gradients)}
-    for kind in {torch.float32, dtype} - {torch.float64}:
-        made["base", kind] = run(twin.baseline(kind).to(device), theirs, twin.read, real, gradients)
+    mine = run(ours, inputs, lambda m, x: of_ours(m(**x, output_hidden_states=True)), real, gradients)
+    baseline = twin.baseline(torch.float32 if dtype == torch.float64 else dtype)
+    base = run(baseline.to(device), theirs, twin.read, real, gradients)
     with widened():
         truth = run(twin.truth, theirs, twin.read, real, gradients)
-    mine, base = made[dtype], made["base", torch.float32 if dtype == torch.float64 else dtype]
     carried = RATIO if dtype == torch.float64 else 1.0
     mine |= _gradients_by_their_names(ours, mine.pop("gradients", {}))
     base |= _as_stored(twin, base.pop("gradients", {}))

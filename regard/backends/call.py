@@ -50,6 +50,7 @@ class Call:
     dropout: float
     numpy: bool
     sizes: tuple[int, int, int, int]  # B, H, Nq, Nk
+    chunk: int | None = None  # queries whose whole rows of scores `tiled` computes at once; None: it chooses its tiles
 
     @property
     def device(self) -> torch.device:

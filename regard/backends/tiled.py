@@ -33,7 +33,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 def how(call: Call) -> str:
     """How it does the call, in a few words."""
-    rows, cols = tile_size(*call.sizes)
+    rows, cols = _tile_size(call)
     return f"plain torch, tiles of {rows}×{cols}; O(N) memory" + ("" if call.mask is None else ", skips hidden tiles")
 
 
@@ -64,6 +64,13 @@ def tile_size(batch: int, heads: int, nq: int, nk: int) -> tuple[int, int]:
     return max(1, min(rows, nq)), max(1, min(cols, nk))
 
 
+def _tile_size(call: Call) -> tuple[int, int]:
+    """The tiles of a call: of its own choice, or whole rows of `chunk` queries."""
+    if call.chunk is None:
+        return tile_size(*call.sizes)
+    return min(call.chunk, call.sizes[2]), call.sizes[3]
+
+
 @dataclass(frozen=True)
 class _Tile:
     number: int
@@ -78,7 +85,7 @@ class _Plan:
     def __init__(self, call: Call) -> None:
         self.batch, self.heads, self.nq, self.nk = call.sizes
         self.kv_heads = call.k.shape[1]
-        self.size = tile_size(*call.sizes)
+        self.size = _tile_size(call)
         self.wide, self.device = call.wide, call.device
         self.scale, self.softcap, self.dropout = call.scale, call.softcap, TileDropout.of(call)
         self.bias, self.mask = call.bias, call.mask

@@ -180,5 +180,7 @@ def _parameter(field: Field[Any], kind: Any, lang: Lang) -> Parameter:
     if "argument" in field.metadata:
         info = typer.Argument(metavar=metavar, help=text)
     else:
-        info = typer.Option(f"--{field.name.replace('_', '-')}", metavar=metavar, help=text)
+        name = field.name.replace("_", "-")
+        twin = f"/--no-{name}" if kind == bool | None else ""
+        info = typer.Option(f"--{name}{twin}", metavar=metavar, help=text)
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

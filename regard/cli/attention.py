@@ -34,6 +34,10 @@ DEMO = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]]
 DEMO_WORDS = "The cat sat"
 MOST_BYTES = 2**30  # of all intermediates of steps together, which are for small inputs
 HEADINGS = {
+    "x": ("", "Input"),
+    "q": ("", "Queries Q"),
+    "k": ("", "Keys K"),
+    "v": ("", "Values V"),
     "scores": ("1", "Scores"),
     "scaled": ("2", "Divide by √d_k"),
     "capped": ("·", "Softcap"),
@@ -126,7 +130,7 @@ def _compute_steps(arrays: dict[str, Any], options: StepsOptions) -> Steps:
 
 
 def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOptions) -> None:
-    from regard.op import STEP_MEANINGS, pick
+    from regard.op import STEP_MEANINGS
 
     out, which = Terminal(options.lang), (options.batch, options.head)
     (nq, nk), size, lead = steps.scores.shape[-2:], steps.q.shape[-1], tuple(steps.scores.shape[:-2])
@@ -149,20 +153,16 @@ def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOption
         if crowded:
             out.print((INDENT + meaning, "dim"))
 
-    if steps.x is not None:
-        print_heading("", out.say("Input"), "x", "x")
-        # Where heads were split off, x has none, and all before N is batch.
-        split = steps.x.shape[:-2] != steps.scores.shape[:-2]
-        rows = pick(steps.x.reshape(-1, *steps.x.shape[-2:]), which[0], 0) if split else pick(steps.x, *which)
-        print_matrix(rows.tolist(), steps.labels, None, out, heat=False)
     for name, (number, heading) in HEADINGS.items():
-        if name in steps.unchanged:
+        if name in steps.unchanged or getattr(steps, name) is None:
             continue
         formula = steps.formulas[name]
         usual = name != "scaled" or "√" in formula
-        print_heading(number, out.say(heading if usual else "Scale"), name, f"{name} = {formula}")
-        keys = None if name == "output" else steps.key_labels
-        print_matrix(pick(getattr(steps, name), *which).tolist(), steps.labels, keys, out, heat=name == "weights")
+        title = out.say(heading if usual else "Scale")
+        print_heading(number, title, name, formula if formula == name else f"{name} = {formula}")
+        rows = steps.key_labels if name in ("k", "v") else steps.labels
+        columns = None if name in ("x", "q", "k", "v", "output") else steps.key_labels
+        print_matrix(steps.matrix(name, *which).tolist(), rows, columns, out, heat=name == "weights")
 
     out.print()
     if report:

@@ -13,6 +13,7 @@ from regard.cli.outputs import LINKS, Terminal, print_json, write_figure
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
+    from regard.lens.edit_records import CapturedEdit
     from regard.lens.view import View
     from regard.session.session import Session
 
@@ -44,6 +45,11 @@ def read_session(path: Path) -> Session:
         raise ValueError(f"{error}{hint}") from None
 
 
+def edit_json(edit: CapturedEdit) -> dict[str, Any]:
+    """An edit of a capture in values that JSON holds."""
+    return {"edit": repr(edit), "function": edit.function, "values": edit.values, "calls": edit.calls}
+
+
 def diff(options: DiffOptions) -> int:
     """Compare two captures; 1 if they differ."""
     from regard.lens.comparison import compare
@@ -55,7 +61,9 @@ def diff(options: DiffOptions) -> int:
         names = ("same", "tolerance", "modules", "compared", "only_a", "only_b")
         unlike = [{"what": u.what, "path": u.path, "call": u.n, "a": u.a, "b": u.b} for u in comparison.unlike]
         values = {"a": options.a, "b": options.b} | {name: getattr(comparison, name) for name in names}
-        print_json(values | {"unlike": unlike, "rows": comparison.rows})
+        edits = {name: [edit_json(edit) for edit in edits] for name, edits in zip("ab", comparison.edits, strict=True)}
+        heads = [{"path": h.path, "call": h.n, "head": h.head, "moved": h.moved} for h in comparison.heads]
+        print_json(values | {"edits": edits, "unlike": unlike, "heads": heads, "rows": comparison.rows})
     else:
         out = Terminal(options.lang)
         for name, path, capture in zip("AB", paths, captures, strict=True):
@@ -98,6 +106,54 @@ def doctor(options: DoctorOptions) -> int:
     else:
         Terminal(options.lang).titled(diagnosis.text(options.lang))
     return 1 if any(finding.severity == "error" for finding in diagnosis.findings) else 0
+
+
+def describe_capture(capture: Capture) -> dict[str, Any]:
+    """The modules of a capture, its edits and effects, in values that JSON holds."""
+    modules = []
+    for number, name in enumerate(capture.names):
+        calls = capture.calls(name)
+        views = [record.view for record in calls if record.view is not None]
+        modules.append(
+            {
+                "number": number,
+                "path": name,
+                "kind": calls[0].kind,
+                "source": calls[0].source,
+                "kernel": calls[0].kernel,
+                "calls": len(calls),
+                "heads": views[0].sizes[1],
+                "queries": sum(view.sizes[2] for view in views),
+                "keys": views[-1].sizes[3],
+                "exact": all(view.weights is not None for view in views),
+            }
+        )
+    origin = {name: capture.origin[name] for name in ("regard", "torch", "written")}
+    effects = [
+        {
+            "edit": " + ".join(map(repr, effect.edit)),
+            "edits": [edit_json(edit) for edit in effect.edit],
+            "metric": effect.metric,
+            "before": effect.before,
+            "after": effect.after,
+            "effect": effect.value,
+            "weight": effect.weight,
+            "controls": list(effect.controls),
+            "control_weight": effect.control_weight,
+            "p_value": effect.p_value,
+            "method": effect.method,
+        }
+        for effect in capture.effects
+    ]
+    return {
+        "model": capture.model,
+        **origin,
+        "modules": modules,
+        "unseen": capture.unseen,
+        "tokens": capture.tokens,
+        "edits": [edit_json(edit) for edit in capture.edits],
+        "effects": effects,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ one call of attention

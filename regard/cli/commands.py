@@ -24,8 +24,13 @@ def argument(metavar: str, text: str, default: Any = MISSING) -> Any:
 
 
 def option(text: str, metavar: str | None = None, default: Any = MISSING) -> Any:
-    """An option named as its field; required without a default. One without a metavar is a switch."""
-    return field(default=False if metavar is None else default, metadata={"metavar": metavar, "help": text})
+    """An option named as its field; required without a default. One without a metavar is a switch, False by default.
+
+    A switch with the default None has a twin --no-NAME, and None says that neither was given.
+    """
+    if metavar is None and default is MISSING:
+        default = False
+    return field(default=default, metadata={"metavar": metavar, "help": text})
 
 
 # ------------------------------------------------------------------------------------------------------ shared options
@@ -91,6 +96,15 @@ class StepsOptions(OutputOptions):
     batch: int = option("Batch row to show.", "B", 0)
     head: int = option("Head to show.", "H", 0)
     figure: Path | None = option("Draw the steps: .png, .svg, .pdf.", "FILE", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions(OutputOptions):
+    """Options of `regard learn`."""
+
+    number: int | None = argument("LESSON", "Number of a lesson; without it, the list.", None)
+    question: int | None = option("Ask this question alone.", "N", None)
+    out: Path | None = option("Directory for the figures; default: a new one.", "DIR", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +178,7 @@ class LookOptions(OutputOptions):
         None,
     )
     all: bool = option("Rank links of all tokens, by weight.")
+    why: bool | None = option("Text: measure what each link does; default: where it is quick.", default=None)
     truncate: bool = option("Cut texts that are too long.")
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
     device: str | None = option("cpu, cuda, cuda:1, …", "DEVICE", None)
@@ -379,6 +394,7 @@ class TrainOptions(OutputOptions):
     tensor_parallel: int | None = option("Processes that share each matrix.", "N", None)
     recompute: bool = option("Recompute activations, for less memory.")
     compile: bool = option("torch.compile each block.")
+    num_workers: int | None = option("Processes that make batches; 0 for a thread.", "N", None)
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
     num_labels: int | None = option("Labels of a new classification head.", "N", None)
     labels: str | None = option("Names of the labels.", "A,B,…", None)
@@ -432,6 +448,14 @@ COMMANDS = (
         "Attention step by step, with every number.",
         "Without --input it runs the worked example 'The cat sat'. The one array of an .npy file is q, k and v.",
         "Exit code: 0, or 1 if the weights fail their check (NaN, for example).",
+    ),
+    command(
+        "learn", "learn", LearnOptions,
+        "Lessons with numbers and questions.",
+        "Lessons in the terminal: text, code, its numbers and questions. Without LESSON it lists them.",
+        "Enter goes on, q or Ctrl-C ends. Where standard input is no terminal, everything is printed with the answers.",
+        "Example: regard learn 4 --question 1",
+        "Exit code: 0, or 130 if it was ended before the last step.",
     ),
     command(
         "look", "look", LookOptions,

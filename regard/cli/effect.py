@@ -13,6 +13,7 @@ from regard.cli.commands import EffectOptions
 from regard.cli.inputs import chosen_layer, find_token, read_one, refuse_images
 from regard.cli.look import read_text
 from regard.cli.outputs import Terminal, bar, print_json
+from regard.cli.why import check_single_runs, moved_metric, read_session_ids
 from regard.session.labels import shown, spelled
 
 if TYPE_CHECKING:
@@ -128,12 +129,7 @@ class Place:
         layers = list(session.layers)
         if not layers:
             session.capture.summary()  # which raises, and says what is known about why
-        repeated = [layer for layer in layers if layer.call is not None]
-        if repeated:
-            raise ValueError(
-                f"{self.model.family.title} runs {repeated[0].path!r} several times in one pass, and an edit would "
-                "change every run: regard effect needs a model whose layers run once"
-            )
+        check_single_runs(session)
         layer = chosen_layer(layers, options)
         self.layers = layers if layer is None else [layer]
         if options.scan is None and self.edit != "ablate":
@@ -201,11 +197,7 @@ class Place:
     @cached_property
     def ids(self) -> Tensor:
         """Token ids, (1, N), cut where the session was."""
-        ids = self.model.tokenizer.batch([self.session.text or ""]).input_ids
-        if ids.shape[1] != len(self.session.tokens):
-            length = len(self.session.tokens)
-            ids = self.model.tokenizer.batch([self.session.text or ""], length=length, truncate=True).input_ids
-        return ids
+        return read_session_ids(self.session)
 
     @cached_property
     def plain(self) -> ModelOutput:
@@ -230,7 +222,8 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
 
     kind, names = split_metric(options.metric)
     if kind == "moved":
-        return moved(place, options)
+        assert place.token is not None
+        return moved_metric(options.say("vector of “{token}”", token=place.word(place.token)), place.token)
     model = place.model
     if place.plain.logits is None or model.task not in (*VOCABULARY_TASKS, "text-classification"):
         raise ValueError(
@@ -253,22 +246,6 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
         function = metrics.logit_diff(numbers[0], numbers[1], position=position).function
         return metrics.Metric(f"logit “{words[0]}” − logit “{words[1]}”", function)
     return metrics.Metric(f"log p(“{words[0]}”)", metrics.log_prob(numbers[0], position=position).function)
-
-
-def moved(place: Place, options: EffectOptions) -> Metric:
-    """How far the vectors of --token move in the last hidden state, of the encoder where there is one."""
-    from regard.edits import metrics
-
-    assert place.token is not None
-    at, distance = list(place.token), metrics.moved(0)
-
-    def vector(output: ModelOutput) -> Tensor:
-        hidden = output.encoder_last_hidden_state
-        hidden = output.last_hidden_state if hidden is None else hidden
-        return hidden[:, at].flatten(1)[:, None]  # (1, 1, pieces · d)
-
-    name = options.say("vector of “{token}”", token=place.word(place.token))
-    return metrics.Metric(name, lambda new, old: distance.function(vector(new), vector(old)), relative=True)
 
 
 def predicted_position(place: Place) -> int:
@@ -318,7 +295,8 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
     if options.json:
         values = {"edit": repr(single), "layer": layer.index, "head": head, "weight": result.weight}
         values |= {"before": result.before, "after": result.after, "effect": result.value}
-        values |= {"controls": list(result.controls), "p_value": result.p_value, "method": result.method}
+        values |= {"controls": list(result.controls), "control_weight": result.control_weight}
+        values |= {"p_value": result.p_value, "method": result.method}
         print_json(_common(place, metric, options) | values)
         return
     out = Terminal(options.lang)
@@ -500,6 +478,7 @@ def _against(place: Place, result: Effect, say: Say) -> str:
         return say("no controls")
     count, mean = len(result.controls), sum(map(abs, result.controls)) / len(result.controls)
     values = {"count": count, "mean": f"{mean:.4g}", "p": f"{result.p_value:.3g}"}
-    if place.edit == "knock-out":
-        return say("{count} random other keys {mean} on average, p = {p}", **values)
+    if result.control_weight is not None:
+        values["weight"] = f"{result.control_weight:.3f}"
+        return say("{count} random other keys of weight {weight}: {mean} on average, p = {p}", **values)
     return say("{count} random other heads {mean} on average, p = {p}", **values)

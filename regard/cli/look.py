@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli import look_image
-from regard.cli.captures import read_session, show_arrays, show_module
+from regard.cli.captures import describe_capture, read_session, show_arrays, show_module
 from regard.cli.commands import EffectOptions, Lang, LookOptions
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
@@ -43,6 +43,7 @@ from regard.cli.outputs import (
     write_figure,
     write_session,
 )
+from regard.cli.why import LinkEffects, measure_links
 from regard.locale import translate
 from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
@@ -58,6 +59,7 @@ MOST_TOKENS = 160  # in the list
 MOST_UNKNOWN = 8  # unknown words that are named
 WINDOW = 320  # words of a row that are drawn
 BAR = 30  # cells of a weight of 1
+NARROWEST = 40  # columns that have room for the effects of links
 FAINT = 0.02  # of the largest weight: below it, a word has no colour
 TAKES = (
     f"look takes a text, q, k and v in {', '.join(ARRAY_SUFFIXES)}, an image, or a saved capture such as run.regard; "
@@ -66,7 +68,7 @@ TAKES = (
 # Options that only some inputs have; none is accepted and then ignored.
 OF_ARRAYS = ("causal", "mask", "scale")
 OF_FILES = ("call", "batch", "row", "size")
-OF_LOADING = ("model", "ignore", "device", "truncate")
+OF_LOADING = ("model", "ignore", "device", "truncate", "why")
 OF_TOKENS = ("token", "measure", "all", "html", "save")
 OF_IMAGES = ("at", "no_photo")
 
@@ -94,6 +96,7 @@ def look(options: LookOptions) -> None:
     source = what if piped is None else piped
     if text_file is None and source is not None and is_image(source):
         _refuse(options, OF_ARRAYS + OF_FILES, "for files; for an image there are --layer, --head, --token and --at")
+        _refuse(options, ("why",), "for texts; regard.effect measures what a patch of an image does, in Python")
         _refuse(options, ("all", "truncate"), "for texts; this is an image")
         look_image.read_place(options.at)
         look_image.show_image(look_image.read_image(source, options), options, source)
@@ -209,10 +212,15 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
     why = obstacle(layers, tokens)
     links: list[dict[str, Any]] | None = None
+    effects = LinkEffects("links", [])
     if why is None:
         count = options.top or LINKS
         ranked = strongest(session, layers, count=count, head=head, queries=tokens, every=options.all)
-        links = [{**link._asdict(), "words": [words[link.query], words[link.key]]} for link in ranked]
+        effects = measure_links(session, ranked, options.why)
+        links = [
+            {**link._asdict(), "words": [words[link.query], words[link.key]], "effect": effect}
+            for link, effect in zip(ranked, effects.values, strict=True)
+        ]
     card = None
     if head is not None:
         answer = head_answer(session, layers[0].index, head, options.lang)
@@ -228,6 +236,8 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
         "ranking": "weight" if options.all else "far",
         "links": links,
         "obstacle": why,
+        "why": effects.why,
+        "why_not": effects.reason or None,
         "row": None if tokens is None else _exact_row(layers, head, tokens[0], links or []),
         "head": card,
         "warning": translate(WARNING, options.lang),
@@ -246,29 +256,6 @@ def _exact_row(layers: list[Layer], head: int | None, token: int, links: list[di
         raise LookupError(f"token {token} is no query in layer {layer.index}: its queries are not tokens of this text")
     weights = layer.view.row(token - layer.start)[0, head]  # (Nk,); LookupError without q and k
     return {"layer": layer.index, "head": head, "token": token, "weights": weights.tolist()}
-
-
-def _describe_capture(session: Session) -> dict[str, Any]:
-    capture, modules = session.capture, []
-    for number, name in enumerate(capture.names):
-        calls = capture.calls(name)
-        views = [record.view for record in calls if record.view is not None]
-        modules.append(
-            {
-                "number": number,
-                "path": name,
-                "kind": calls[0].kind,
-                "source": calls[0].source,
-                "kernel": calls[0].kernel,
-                "calls": len(calls),
-                "heads": views[0].sizes[1],
-                "queries": sum(view.sizes[2] for view in views),
-                "keys": views[-1].sizes[3],
-                "exact": all(view.weights is not None for view in views),
-            }
-        )
-    origin = {name: capture.origin[name] for name in ("regard", "torch", "written")}
-    return {"model": capture.model, **origin, "modules": modules, "unseen": capture.unseen, "tokens": capture.tokens}
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -342,7 +329,7 @@ def _show_capture(session: Session, file: Path, options: LookOptions) -> None:
 
         write_figure(atlas_figure(capture), options.figure)
     if options.json:
-        print_json({"title": file, **_describe_capture(session), "figure": options.figure})
+        print_json({"title": file, **describe_capture(session.capture), "figure": options.figure})
         return
     out = Terminal(options.lang)
     title, *rest = capture.summary(options.lang).split("\n")
@@ -392,6 +379,7 @@ def print_sections(said: dict[str, Any], options: LookOptions, out: Terminal) ->
             order = ", by weight" if options.all else ", far before near (see --help)"
             out.print((out.say(title), "bold"), (out.say(order), "dim"))
             _print_links(said["links"], labels, out)
+            _print_why(said, out)
         out.print()
     if said["row"] is not None:
         _print_row(said["row"], labels, options.top or LINKS, out)
@@ -436,21 +424,40 @@ def token_name(labels: Sequence[str], place: int) -> str:
 
 
 def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) -> None:
-    """Links, one a line: `it → animal  0.68  (layer 3, head 1)  0 → 1`."""
+    """Links, one a line: `it → animal  0.68  moves 10.0 %  (layer 3, head 1)  0 → 1`."""
     if not links:
         out.print("  ", out.say("none"))
         return
     pairs = [f"{token_name(labels, link['query'])} → {token_name(labels, link['key'])}" for link in links]
     heads = [out.say("(layer {layer}, head {head})", layer=link["layer"], head=link["head"]) for link in links]
+    shares = ["–" if link["effect"] is None else f"{100 * link['effect']:.1f} %" for link in links]
+    shares = [pad(share, max(map(width, shares)), right=True) for share in shares]
+    moves = [out.say("moves {share}", share=share) + "  " for share in shares]
+    if all(link["effect"] is None for link in links) or (out.room or PIPE) < NARROWEST:
+        shares = moves = [""] * len(links)
     wide, wide_head = max(map(width, pairs)), max(map(width, heads))
-    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + wide_head + 10 > out.room:
+    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + width(moves[0]) + wide_head + 10 > out.room:
         heads = [f"L{link['layer']} H{link['head']}" for link in links]
-        wide = max(0, min(wide, out.room - 18))
-    for n, (pair, head, link) in enumerate(zip(pairs, heads, links, strict=True)):
+        moves = [f"{share.replace(' %', '%')}  " if share else "" for share in shares]
+        wide = max(0, min(wide, out.room - 18 - width(moves[0])))
+    for n, (pair, move, head, link) in enumerate(zip(pairs, moves, heads, links, strict=True)):
         weight = (f"{link['weight']:.2f}", shade(link["weight"]) if out.coloured else "")
-        parts: list[Part] = ["  ", (pad(pair, wide), "" if n else "bold"), "  ", weight, "  "]
+        parts: list[Part] = ["  ", (pad(pair, wide), "" if n else "bold"), "  ", weight, "  ", move]
         parts += [head] if narrow else [pad(head, wide_head), (f"  {link['query']} → {link['key']}", "dim")]
         out.print(*parts)
+
+
+def _print_why(said: dict[str, Any], out: Terminal) -> None:
+    """What "moves" means, or why nothing was measured."""
+    if said["why"] == "measured" and (out.room or PIPE) >= NARROWEST:
+        text = "moves: how far the final vector of the word that looks goes without this link, as a share of its length"
+        out.print("  ", (out.say(text), "dim"))
+    elif said["why"] == "cost":
+        runs, tokens = len(said["links"]) + 1, len(said["tokens"])
+        text = "What the links do was not measured: {runs} runs of this model on {tokens:,} tokens; --why measures it"
+        out.print("  ", (out.say(text, runs=runs, tokens=tokens), "dim"))
+    elif said["why"] == "model":
+        out.print("  ", (out.say("What the links do cannot be measured: {reason}", reason=said["why_not"]), "dim"))
 
 
 def _print_row(row: dict[str, Any], labels: list[str], count: int, out: Terminal) -> None:

@@ -12,7 +12,7 @@ from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from regard.cli.commands import Lang, LookOptions
@@ -80,6 +80,10 @@ class Terminal:
     def write(self, *parts: Part) -> None:
         """Print parts of a line that goes on, unwrapped."""
         self._console.print(Text.assemble(*parts), soft_wrap=True, end="")
+
+    def render(self, renderable: RenderableType) -> None:
+        """Print something that rich renders, such as Markdown."""
+        self._console.print(renderable)
 
     def titled(self, text: str) -> None:
         """Print lines, the first of them bold."""

@@ -25,7 +25,7 @@ RECIPE_OPTIONS = (
 TRAIN_OPTIONS = (
     "steps", "accumulate", "learning_rate", "schedule", "warmup", "final_ratio", "weight_decay", "clip", "precision",
     "ema", "seed", "eval_every", "save_every", "log_every", "keep", "shard", "tensor_parallel", "recompute", "compile",
-    "monitor_every", "tensorboard",
+    "num_workers", "monitor_every", "tensorboard",
 )  # fmt: skip
 LABELLED = ("text-classification", "token-classification", "image-classification")
 TEXTS = ("clm", "mlm", "span-corruption", "infilling", "translate")

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 IGNORED = -100
-CELLS = 1 << 27  # logits at a time: 512 MiB in fp32; smaller products would not fill a large GPU
+CELLS = 1 << 28  # logits at a time: 1 GiB in fp32; smaller products would not fill a large GPU
 
 
 class Targets(NamedTuple):

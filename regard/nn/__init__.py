@@ -1,8 +1,16 @@
-"""Layers: multi-head attention, Linformer and Performer, caches, and the blocks that models are built from."""
+"""Layers: multi-head and additive attention, Linformer and Performer, caches, and the blocks of the models."""
 
+from regard.nn.additive import AdditiveAttention
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import FixedCache, GrowingCache
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
 
-__all__ = ["FixedCache", "GrowingCache", "LinformerAttention", "MultiHeadAttention", "PerformerAttention"]
+__all__ = [
+    "AdditiveAttention",
+    "FixedCache",
+    "GrowingCache",
+    "LinformerAttention",
+    "MultiHeadAttention",
+    "PerformerAttention",
+]

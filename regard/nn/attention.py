@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from regard.backends import load
+from regard.backends import load, reference
+from regard.backends.call import CallOptions, as_given, prepare
 from regard.checks import check_int, is_distributed
 from regard.nn.cache import Cache, FixedCache, GrowingCache, KeyValueCache
 from regard.nn.linear import Joined, Linear, apart, part, separate, whole_output
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
+
+MOST_WEIGHTS = 1 << 26  # numbers that return_weights=True gives: 256 MiB in fp32
 
 
 class ScorePosition(Protocol):
@@ -78,6 +82,24 @@ def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
     if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
         y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
     return y.transpose(1, 2)
+
+
+def dense_weights(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: object, bias: object, **options: Unpack[CallOptions]
+) -> Tensor:
+    """The weights (B, H, N, M) of a call by the definition, in fp32 or wider, with their gradient.
+
+    Raises ValueError above MOST_WEIGHTS numbers, before they are computed.
+    """
+    call = prepare(q, k, v, mask=mask, bias=bias, **options)
+    if prod(call.sizes) > MOST_WEIGHTS:
+        raise ValueError(
+            f"weights of {call.sizes} are {prod(call.sizes):,} numbers, and a layer returns at most {MOST_WEIGHTS:,}; "
+            "regard.look(q, k, v), or `with regard.watch(layer, keep='qk') as seen: layer(x)`, has their rows, tiles "
+            "and measures at any length"
+        )
+    with as_given(call.device):
+        return q.new_zeros(call.sizes, dtype=call.wide) if 0 in call.sizes else reference.stages(call).weights
 
 
 class HeadOptions(TypedDict, total=False):
@@ -334,8 +356,13 @@ class MultiHeadAttention(HeadProjections):
         cache: KeyValueCache | None = None,
         positions: Tensor | Angles | None = None,
         context_positions: Tensor | None = None,
-    ) -> Tensor:
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Self-attention of x (B, N, d_model), or cross-attention to a context; the result is (B, N, d_model).
+
+        >>> output, weights = MultiHeadAttention(512, 8)(torch.zeros(2, 5, 512), return_weights=True)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 5, 512]), torch.Size([2, 8, 5, 5]))
 
         Args:
             x: (B, N, d_model) or (N, d_model).
@@ -345,15 +372,22 @@ class MultiHeadAttention(HeadProjections):
             positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds. Layers of one
                 model can share `rotary.angles(positions)`.
             context_positions: integers (M,) or (B, M) for Rotary.
+            return_weights: return the output and the weights (B, H, N, M), before dropout, in fp32 or wider. They are
+                built whole, after the definition: at most 2²⁶ numbers, 8 heads of 2,896 positions. `regard.watch` and
+                `regard.look` have rows, tiles and measures of longer ones.
 
         Raises:
             TypeError: a cache of another kind.
-            ValueError: sizes that do not fit, or arguments that exclude each other.
+            ValueError: sizes that do not fit, arguments that exclude each other, or more weights than that.
         """
-        if x.ndim == 2:
-            context = context[None] if isinstance(context, Tensor) else context
-            return self._attend(x[None], context, mask, cache, positions, context_positions)[0]
-        return self._attend(x, context, mask, cache, positions, context_positions)
+        single = x.ndim == 2
+        if single:
+            x, context = x[None], context[None] if isinstance(context, Tensor) else context
+        out, weights = self._attend(x, context, mask, cache, positions, context_positions, return_weights)
+        out = out[0] if single else out
+        if weights is None:
+            return out
+        return out, weights[0] if single else weights
 
     def keys(self, context: Tensor, positions: Tensor | None = None) -> ContextKeys:
         """As in `HeadProjections`. positions: of the context, (M,) or (B, M) for Rotary; default 0, 1, …."""
@@ -385,7 +419,8 @@ class MultiHeadAttention(HeadProjections):
         cache: KeyValueCache | None,
         positions: Tensor | Angles | None,
         context_positions: Tensor | None,
-    ) -> Tensor:
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         self._check(x, context, cache, positions, context_positions)
         # 1. Queries, keys and values, turned to their positions if the layer has a Rotary.
         before = 0 if cache is None else len(cache)
@@ -400,12 +435,14 @@ class MultiHeadAttention(HeadProjections):
         if q.shape[1] != self.num_heads or k.shape[1] != self.num_kv_heads:
             self._check_share(q.shape[1], k.shape[1])
         # 2. Attention, over earlier positions as well.
-        term = None
+        term = weights = None
         if self.position is not None and not isinstance(self.position, Rotary):
             term = self.position.bias(q, self.scale)
         if cache is not None:
             k, v = cache.append(k, v)
         try:
+            if return_weights:
+                weights = dense_weights(q, k, v, mask=mask, bias=term, scale=self.scale, softcap=self.softcap)
             out = attention(
                 q,
                 k,
@@ -421,7 +458,7 @@ class MultiHeadAttention(HeadProjections):
             if cache is not None:  # a call that raises, or is interrupted, leaves the cache as it was
                 cache.crop(before)
             raise
-        return self.joined(out)
+        return self.joined(out), weights
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""

@@ -62,13 +62,19 @@ class SparseAttention(MultiHeadAttention):
         cache: Cache | None,
         positions: Tensor | Angles | None,
         context_positions: Tensor | None,
-    ) -> Tensor:
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         self._check(x, context, cache, positions, context_positions)
         if context is not None or cache is not None:
             raise ValueError(
                 f"a {type(self).__name__} attends within x, all of it at once: leave out context= and cache="
             )
-        return self._attend_within(x, mask)
+        if return_weights:
+            raise ValueError(
+                f"a {type(self).__name__} never builds its weights whole: leave out return_weights=, and take "
+                "`with regard.watch(layer, keep='qk') as seen: layer(x)`, which has their rows, tiles and measures"
+            )
+        return self._attend_within(x, mask), None
 
     @abstractmethod
     def _attend_within(self, x: Tensor, mask: object) -> Tensor: ...
@@ -436,7 +442,7 @@ class BlockAttention(SparseAttention):
         if not (mask is None or isinstance(mask, Mask)):
             raise TypeError(f"mask= must be a regard mask, as regard.masks.padding(…), got {type(mask).__name__}")
         if not self.sparse(x.shape[1]):
-            return MultiHeadAttention._attend(self, x, None, mask, None, None, None)
+            return MultiHeadAttention._attend(self, x, None, mask, None, None, None, return_weights=False)[0]
         blocks, bias = self.rules(x.shape[1], x.device)
         q, k, v = self.project(x)  # (B, H, N, D)
         self._check_all_heads(q, k)

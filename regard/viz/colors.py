@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.locale import Lang, translate
+
 Array = NDArray[Any]
 Key = tuple[str | Array, ...]  # an entry of the legend: words, and colours (K, 3) as a swatch or a ramp
 
@@ -91,13 +93,13 @@ def readable_on(cell: Array) -> str:
     return "#000000" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "#ffffff"
 
 
-def legend(scales: list[Scale], maps: list[Array], theme: Theme) -> list[Key]:
+def legend(scales: list[Scale], maps: list[Array], theme: Theme, lang: Lang = "en") -> list[Key]:
     """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C)."""
     keys, hidden = [scale.key() for scale in scales], scales[0].hidden
     if any((values == hidden).any() for values in maps):
-        keys.append((rgb(theme.paper), "exactly 0" if hidden == 0 else "hidden"))
+        keys.append((rgb(theme.paper), translate("exactly 0", lang) if hidden == 0 else translate("hidden", lang)))
     if any((np.isnan(values) | (values == inf)).any() for values in maps):
-        keys.append((rgb(theme.alarm), "NaN or infinite"))
+        keys.append((rgb(theme.alarm), translate("NaN or infinite", lang)))
     return keys
 
 

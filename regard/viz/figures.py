@@ -16,12 +16,13 @@ from io import BytesIO
 from math import ceil, inf, nan
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from torch import Tensor
 
 from regard.files import atomic_file
+from regard.locale import Lang, translate
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import Quantity, atlas, atlas_html
@@ -82,8 +83,9 @@ def heatmap(
     title: str | None = None,
     values: bool | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
-    """Attention weights as a heat map: a row per query, a column per key; several heads on one scale.
+    """Attention weights, or scores, as a heat map: a row per query, a column per key; several heads on one scale.
 
     >>> import numpy as np
     >>> figure = heatmap(np.full((2, 3), 1 / 3), ["나는", "본다"], ["I", "see", "you"], title="cross-attention")
@@ -93,19 +95,28 @@ def heatmap(
     Colours run from 0 to the largest weight. A weight of exactly 0 is bare paper; NaN and infinity are red. If there
     are more weights than dots, a cell shows the largest of several, and the figure says so.
 
+    Numbers below 0 or above 1 are scores: blue above 0, orange below, with 0 in the middle; −∞ (hidden) is bare paper.
+
+    >>> "score" in [text.get_text() for text in heatmap(np.array([[2.0, -1.0]])).texts]
+    True
+
     Args:
         weights: (Nq, Nk), or (H, Nq, Nk) for a grid of heads; NumPy or torch, at most 4096 positions and 144 heads.
+            Scores too, before or after scaling and masking.
         labels: one per query; for the keys too, if there are as many. Default: positions are numbered.
         key_labels: one per key.
         title: above the figure.
         values: print the number in each cell; default up to 16 × 16, where it is readable.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: for weights or labels of a wrong kind.
-        ValueError: for wrong sizes, negative weights, or values=True where the numbers would be too small to read.
+        ValueError: for wrong sizes, or values=True where the numbers would be too small to read.
     """
     register_fonts()
+    if lang not in get_args(Lang):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
     if not isinstance(weights, np.ndarray | Tensor):
         raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
     if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
@@ -121,24 +132,27 @@ def heatmap(
     columns = grid_columns(heads)
     inches = panel_inches((nq, nk), columns, -(-heads // columns), 15.0 if values else 9.6)
     tile = (ceil(nq / (inches[0] * DPI)), ceil(nk / (inches[1] * DPI)))
+    signed = bool(((weights < 0) | (weights > 1.01) & (weights != inf)).any())  # bfloat16 may make 1.008 of a weight
     maps = []
-    for h in range(heads):  # the largest weight of each tile: a lone peak must not vanish between two dots
-        head = pick(weights[h] if weights.ndim == 3 else weights, 0, 0)
-        if (head < 0).any():
-            raise ValueError(f"weights must not be negative, got {np.nanmin(head):.3g}; scores are drawn by steps")
-        padded = np.pad(head.astype(float), ((0, -nq % tile[0]), (0, -nk % tile[1])))
+    for h in range(heads):  # the largest number of each tile: a lone peak must not vanish between two dots
+        head = pick(weights[h] if weights.ndim == 3 else weights, 0, 0).astype(float)
+        padded = np.pad(head, ((0, -nq % tile[0]), (0, -nk % tile[1])), constant_values=-inf)
         maps.append(padded.reshape(-1, tile[0], padded.shape[1] // tile[1], tile[1]).max((1, 3)))
     theme = DARK if dark else LIGHT
-    scale = Scale("weight", theme.weight, 0.0, max(map(_largest, maps)), hidden=0.0)
+    scale = Scale(translate("weight", lang), theme.weight, 0.0, max(map(_largest, maps)), hidden=0.0)
+    if signed:
+        most = max(_largest(abs(cells)) for cells in maps)
+        scale = Scale(translate("score", lang), theme.signed, -most, most, hidden=-inf)
     panels = []
     for h, cells in enumerate(maps):
         signs = cell_signs(cells, scale, inches, values)
-        name = f"head {h}" if weights.ndim == 3 else ""
+        name = translate("head {head}", lang, head=h) if weights.ndim == 3 else ""
         panels.append(Panel(scale.paint(cells, theme), (nq, nk), inches, rows, cols, tile, signs, name))
-    keys = legend([scale], maps, theme)
+    keys = legend([scale], maps, theme, lang)
     if max(tile) > 1:
-        keys.append((f"a cell shows the largest of {tile[0]} × {tile[1]} weights",))
-    return compose(panels, columns, title or "", keys, theme)
+        note = f"a cell shows the largest of {{rows}} × {{columns}} {'scores' if signed else 'weights'}"
+        keys.append((translate(note, lang, rows=tile[0], columns=tile[1]),))
+    return compose(panels, columns, title or "", keys, theme, lang)
 
 
 def mask(

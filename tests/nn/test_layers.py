@@ -14,6 +14,7 @@ from regard.nn import attention
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import FixedCache, GrowingCache
 from regard.nn.linear import Joined
+from regard.nn.sparse_attention import SlidingAttention
 from regard.positions import T5, Rotary, Shaw, Swin, alibi
 from regard.testing import assert_rule as assert_detached
 
@@ -877,3 +878,58 @@ def test_heads_are_normed_in_the_dtype_of_their_norm_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         q, k, v = layer.project(torch.randn(1, 5, 6))
     assert q.dtype == k.dtype == v.dtype == torch.bfloat16
+
+
+# ------------------------------------------------------------------------------------------------------- return_weights
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("position", [None, Rotary(D), alibi(HEADS)], ids=str)
+def test_weights_are_returned_beside_the_same_output(fused, position):
+    layer = MultiHeadAttention(D_MODEL, HEADS, fused=fused, position=position)
+    x = torch.randn(B, N, D_MODEL)
+    output, weights = layer(x, mask=masks.causal(), return_weights=True)
+    assert torch.equal(output, layer(x, mask=masks.causal()))
+    with regard.watch(layer, keep="qk") as seen:
+        layer(x, mask=masks.causal())
+    exact = seen[0].tile(slice(None), slice(None))
+    truth = wide(layer)(x.double(), mask=masks.causal(), return_weights=True)[1]
+    assert weights.shape == (B, HEADS, N, N)
+    assert regard.check(weights.detach())
+    assert_rule(weights, exact, truth)
+
+
+def test_returned_weights_make_the_output():
+    layer, x, context = MultiHeadAttention(D_MODEL, HEADS), torch.randn(B, N, D_MODEL), torch.randn(B, M, D_MODEL)
+    output, weights = layer(x, context, return_weights=True)
+    values = layer.keys(context).v  # (B, H, M, D)
+    again = layer.joined(weights @ values)
+    assert_rule(output, again, wide(layer)(x.double(), context.double()))
+    single = layer(x[0], context[0], return_weights=True)
+    assert torch.equal(single[1], weights[0])
+    assert single[0].shape == (N, D_MODEL)
+    gradient = torch.autograd.grad(weights[..., 0].sum(), layer.w_q.weight)[0]
+    assert gradient.any()
+
+
+def test_returned_weights_of_a_step_reach_over_the_cache():
+    layer, x, cache = MultiHeadAttention(D_MODEL, HEADS), torch.randn(B, N, D_MODEL), GrowingCache()
+    layer(x[:, :-1], mask=masks.causal(), cache=cache)
+    _, step = layer(x[:, -1:], mask=masks.causal(), cache=cache, return_weights=True)
+    _, whole = layer(x, mask=masks.causal(), return_weights=True)
+    truth = wide(layer)(x.double(), mask=masks.causal(), return_weights=True)[1]
+    assert_rule(step, whole[:, :, -1:], truth[:, :, -1:])
+
+
+def test_more_weights_than_fit_are_refused_and_leave_the_cache_as_it_was():
+    layer, cache = MultiHeadAttention(4, 2), GrowingCache()
+    layer(torch.zeros(1, 3, 4), cache=cache)
+    with pytest.raises(ValueError, match=r"\(1, 2, 6000, 6003\).*67,108,864.*regard\.look.*regard\.watch"):
+        layer(torch.zeros(1, 6000, 4), cache=cache, return_weights=True)
+    assert len(cache) == 3
+
+
+def test_layer_of_windows_refuses_to_build_its_weights():
+    layer = SlidingAttention(D_MODEL, HEADS, reach=1)
+    with pytest.raises(ValueError, match=r"return_weights.*regard\.watch"):
+        layer(torch.zeros(B, N, D_MODEL), return_weights=True)

@@ -4,6 +4,9 @@ Peculiar: a learned token, cls, stands before the patches and sums them up; posi
 and interpolated for others; blocks norm before each part and once more at the end. DeiT (Touvron et al. 2020) learnt
 from a teacher through a second token beside cls, with a head of its own whose scores are averaged with those of cls;
 checkpoints without it ("facebook/deit-base-patch16-224") say that they are ViTs.
+
+`"use_mean_pooling": true` in config.json classifies from the mean of the patches instead of cls (timm's
+global_pool="avg"): regard.build("vit", …, use_mean_pooling=True). transformers' ViT does not read the key.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from regard.nn.vision import (
     PatchGrid,
     PatchProjection,
     PixelReconstruction,
+    Pooling,
     VisionTower,
 )
 
@@ -96,8 +100,10 @@ def build(config: Config, task: str, *, distilled: bool = False) -> VisionModel:
     d, n = config.int("hidden_size"), config.num_labels()
     out, function = config.int("pooler_output_size", d), config.str("pooler_act", "tanh")
     stride, channels = config.int("encoder_stride", 16), config.int("num_channels", 3)
+    # The key is that of BEiT in transformers, whose own ViT always reads cls.
+    pooling: Pooling = "mean" if not distilled and config.bool("use_mean_pooling", False) else "cls"
     heads: Heads = {
-        "image-classification": lambda: AveragedLabels(d, n) if distilled else ImageLabels(d, n),
+        "image-classification": lambda: AveragedLabels(d, n) if distilled else ImageLabels(d, n, pooling=pooling),
         "image-classification-cls": lambda: ImageLabels(d, n),
         "masked-image-modeling": lambda: PixelReconstruction(d, stride, channels),
     }
