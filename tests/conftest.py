@@ -7,16 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from shutil import which
 
+# Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
+# most tensors here are so small that a second thread only costs. Before torch is imported: torch.set_num_threads holds
+# for the calling thread only, and the server's jobs run in threads of their own.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 from hypothesis import settings
 
 pytest_plugins = ["commanding", "grids"]
-
-# Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
-# most tensors here are so small that a second thread only costs.
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 # The same examples and the same order in every run, so that a failure is the change's; `make explore`, which is
 # `--hypothesis-profile=explore`, draws new ones.
