@@ -447,7 +447,7 @@ def test_language_and_theme_are_switched(page, site):
     light = page.locator("#regard").evaluate("at => getComputedStyle(at).backgroundColor")
     page.locator("[data-choice=lang] [data-value=ko]").click()
     expect(page.locator("html")).to_have_attribute("lang", "ko")
-    expect(page.locator(".map-how")).to_have_text("정확")
+    expect(page.locator(".map-how")).to_have_text("정확값")
     expect(page.locator(".card .sentence")).to_contain_text("헤드")
     page.locator("[data-choice=theme] [data-value=dark]").click()
     expect(page.locator("#regard")).to_have_attribute("data-theme", "dark")

@@ -106,7 +106,7 @@ def test_the_module_is_javascript(tmp_path):
 @node
 def test_the_pages_source_asks_by_messages_and_hears_its_own_answers_only():
     """A notebook of three lines: it answers each message twice, once with somebody else's number."""
-    script, name = bundle(modules(), "notebook.js")
+    script, name = bundle(modules(), "shell/notebook.js")
     script += f"""
 const listeners = new Set();
 const sent = [];
