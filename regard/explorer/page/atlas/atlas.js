@@ -199,8 +199,14 @@ class Atlas {
     this.impossible = Boolean(before) && less === null;
     this.values = less ?? this.heads.map(({ numbers }) => numbers[measure]);
     this.painting = less ? difference(less, dark) : sequence(this.values, !PLAIN.includes(measure), dark);
-    const about = this.impossible ? translate("The two have different layers or heads, so there is no difference to colour.", lang) : less ? translate("Colour by difference (second − first)", lang) : "";
-    const effect = measure === EFFECT && translate("How far the vector of {token} moves without {token} → {key}, in each head by itself, in %. Exact: the model ran again.", lang, this.measured.names(this.effects));
+    const about = this.impossible
+      ? translate("The two have different layers or heads, so there is no difference to colour.", lang)
+      : less ? translate("Colour by difference (second − first)", lang) : "";
+    const effect = measure === EFFECT && translate(
+      "How far the vector of {token} moves without {token} → {key}, in each head by itself, in %. Exact: the model ran again.",
+      lang,
+      this.measured.names(this.effects),
+    );
     drawLegend(this.legend, this.painting, effect || about || measureAbout(measure, lang), lang);
   }
 
@@ -216,7 +222,12 @@ class Atlas {
     this.search.removeAttribute("aria-invalid");
     try {
       const fits = fitting(this.heads, find, overview);
-      fill(this.found, find.trim() ? translate("{count} of {all} {all|head|heads}", lang, { count: fits.size, all: this.heads.length }) : "");
+      fill(
+        this.found,
+        find.trim()
+          ? translate("{count} of {all} {all|head|heads}", lang, { count: fits.size, all: this.heads.length })
+          : "",
+      );
       return find.trim() ? fits : null;
     } catch (error) {
       if (!(error instanceof SearchError)) throw error;
@@ -237,7 +248,11 @@ class Atlas {
     const every = (/** @type {number} */ count) => (count > 16 ? 4 : 1); // numbers that fit beside each other
     const number = (/** @type {number} */ i, /** @type {number} */ count) => (i % every(count) ? "" : String(i));
     const top = Array.from({ length: most }, (_, i) =>
-      make("span", { class: "axis", role: "columnheader", "aria-label": `${translate("head", lang)} ${i}` }, number(i, most)),
+      make(
+        "span",
+        { class: "axis", role: "columnheader", "aria-label": `${translate("head", lang)} ${i}` },
+        number(i, most),
+      ),
     );
     const lines = overview.layers.map(({ path }, layer) => {
       const axis = make(

@@ -57,7 +57,8 @@ export function readSearch(text, names) {
   if (parts.length === 0) return () => true;
   const reader = new Reader(parts, names);
   const question = reader.either();
-  if (reader.at < parts.length) throw new SearchError(message("“{word}” was not expected here. Join conditions by and, or."), { word: parts[reader.at] });
+  if (reader.at < parts.length)
+    throw new SearchError(message("“{word}” was not expected here. Join conditions by and, or."), { word: parts[reader.at] });
   return question;
 }
 
@@ -140,10 +141,12 @@ class Reader {
   /** @returns {Question} */
   label() {
     const sign = this.parts[this.at++];
-    if (sign !== "=" && sign !== "!=") throw new SearchError(message("“{word}” needs a comparison, as in {word} > 0.4."), { word: "label" });
+    if (sign !== "=" && sign !== "!=")
+      throw new SearchError(message("“{word}” needs a comparison, as in {word} > 0.4."), { word: "label" });
     const wanted = this.parts[this.at++] ?? "";
     const { patterns } = this.names;
-    if (!patterns.includes(wanted)) throw new SearchError(message("“{word}” is no pattern. There are: {names}."), { word: wanted, names: patterns.join(", ") });
+    if (!patterns.includes(wanted))
+      throw new SearchError(message("“{word}” is no pattern. There are: {names}."), { word: wanted, names: patterns.join(", ") });
     return (head) => (head.label === wanted) === (sign === "=");
   }
 
@@ -171,7 +174,8 @@ class Reader {
     const text = this.parts[this.at++] ?? "";
     const value = Number(text);
     const example = `${name} ${sign} 0.4`;
-    if (text === "" || Number.isNaN(value)) throw new SearchError(message("A number must come after “{word}”, as in {example}."), { word: `${name} ${sign}`, example });
+    if (text === "" || Number.isNaN(value))
+      throw new SearchError(message("A number must come after “{word}”, as in {example}."), { word: `${name} ${sign}`, example });
     return (head) => COMPARE[sign](head.numbers[name], value);
   }
 

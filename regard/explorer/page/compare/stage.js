@@ -140,7 +140,8 @@ class Stage {
     return make(
       "select",
       {
-        ...{ "aria-label": side === "first" ? translate("First", lang) : translate("Second", lang), "data-role": `compare_${side}` },
+        ...{ "aria-label": side === "first" ? translate("First", lang) : translate("Second", lang) },
+        "data-role": `compare_${side}`,
         onchange: (/** @type {Event} */ event) => choose(/** @type {HTMLSelectElement} */ (event.target).value),
       },
       ...this.sessions().map((line) => make("option", { value: line.id, selected: line.id === chosen }, titleOf(line))),

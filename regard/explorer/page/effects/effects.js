@@ -4,7 +4,7 @@
 import { EFFECT } from "../atlas/heads.js";
 import { make } from "../shared/elements.js";
 import { Naming } from "../shared/labels.js";
-import { figure, translateParts } from "../shared/messages.js";
+import { figure, message, translateParts } from "../shared/messages.js";
 import { isAbort, latest } from "../source/source.js";
 
 /** @typedef {import("../source/source.js").Effects} Effects */
@@ -115,6 +115,9 @@ export function ticks(most) {
 
 // ----------------------------------------------------------------------------------------------------------- measuring
 
+const SENTENCE = message(
+  "Layer {layer}, head {head} gives {token} → {key} a weight of {weight}; without this link the vector of {token} moves by {effect}{against}.",
+);
 const REST_MS = 90; // a pointer that runs over words asks only where it rests
 
 export class Measurements {
@@ -254,7 +257,7 @@ export class Measurements {
             count: controls.length,
             ...{ control: percent(meanSize(controls)), p: pValue(p_value) },
           }).join("");
-    return translateLink("Layer {layer}, head {head} gives {token} → {key} a weight of {weight}; without this link the vector of {token} moves by {effect}{against}.", lang, this.names(), {
+    return translateLink(SENTENCE, lang, this.names(), {
       ...{ layer, head, weight: figure(weight), effect: percent(effect), against },
     });
   }

@@ -10,6 +10,33 @@ import { effectIn, idle, meanSize, percent, pointsOf, pValue, ticks, translateLi
 /** @typedef {import("./effects.js").Measurements} Measurements */
 /** @typedef {import("./effects.js").Point} Point */
 
+const CHOOSE = message("Choose a link: click a cell of the map, or one of the strongest links.");
+const QUESTION = message("Hide {key} from {token} and run the model again: how far does the vector of {token} move?");
+const CAVEAT = message("Exact. It says that the model uses the link as it is, not what it would have learnt without it.");
+const MOVES = message(
+  "How far the query's vector moves: ‖h − h₀‖ ÷ ‖h₀‖ of its last hidden state, without the link and with it.",
+);
+const CONTROL = message("The mean effect of hiding another key from the same query, in the same head.");
+const P_VALUE = message("Share of these keys, the chosen one counted, whose effect is as large.");
+
+/** Why what a link does cannot be measured. @type {Record<import("../source/source.js").NoEffects, string>} */
+const NO_EFFECTS = {
+  no_model: message(
+    "What the link does cannot be measured: a capture file does not hold the model. Read the text here, or take regard.effect.",
+  ),
+  repeated: message(
+    "What the link does cannot be measured: this model runs one layer several times, and an edit would change every run.",
+  ),
+  windows: message(
+    "What the link does cannot be measured: this layer reads in windows, so its queries are not the vectors that the model returns.",
+  ),
+  other_tokens: message(
+    "What the link does cannot be measured: the queries and keys of this layer are not the tokens of the text.",
+  ),
+};
+
+// ---------------------------------------------------------------------------------------------------- the scatter plot
+
 /**
  * Build the pane inside an element.
  * @param {HTMLElement} element
@@ -55,7 +82,7 @@ class EffectPane {
       return fill(
         this.element,
         make("h2", {}, translate("What a link does", lang)),
-        (token === null || key === null) && make("p", { class: "note" }, translate("Choose a link: click a cell of the map, or one of the strongest links.", lang)),
+        (token === null || key === null) && make("p", { class: "note" }, translate(CHOOSE, lang)),
       );
     const focus = /** @type {HTMLElement | null} */ (focusedAround(this.element));
     const role = focus && this.element.contains(focus) ? focus.dataset.role : undefined;
@@ -67,12 +94,12 @@ class EffectPane {
       this.element,
       make("h2", {}, ...translateLink("What {token} → {key} does", lang, names)),
       found && this.numbers(found),
-      !found && this.source.can.measure && !reason && make("p", { class: "about" }, ...translateLink("Hide {key} from {token} and run the model again: how far does the vector of {token} move?", lang, names)),
+      !found && this.source.can.measure && !reason && make("p", { class: "about" }, ...translateLink(QUESTION, lang, names)),
       !found && reason && make("p", { class: "note" }, translate(NO_EFFECTS[reason], lang)),
       !found && !this.source.can.measure && answer && this.carried(),
       this.source.can.measure && !reason && answer && this.buttons(found?.p_value === undefined || found.p_value === null),
       points.length > 0 && scatter(points, { layer, head }, lang, (chosen) => this.store.set(chosen)),
-      (found || points.length > 0) && make("p", { class: "about" }, translate("Exact. It says that the model uses the link as it is, not what it would have learnt without it.", lang)),
+      (found || points.length > 0) && make("p", { class: "about" }, translate(CAVEAT, lang)),
     );
     if (role) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-role="${role}"]`))?.focus();
   }
@@ -83,12 +110,12 @@ class EffectPane {
     const control = { count: controls.length };
     const lines = [
       [translate("weight", lang), figure(weight), ""],
-      [translate("effect", lang), percent(effect), translate("How far the query's vector moves: ‖h − h₀‖ ÷ ‖h₀‖ of its last hidden state, without the link and with it.", lang)],
+      [translate("effect", lang), percent(effect), translate(MOVES, lang)],
       ...(p_value === null
         ? []
         : [
-            [translate("{count} random {count|key|keys}", lang, control), percent(meanSize(controls)), translate("The mean effect of hiding another key from the same query, in the same head.", lang)],
-            ["p", pValue(p_value), translate("Share of these keys, the chosen one counted, whose effect is as large.", lang)],
+            [translate("{count} random {count|key|keys}", lang, control), percent(meanSize(controls)), translate(CONTROL, lang)],
+            ["p", pValue(p_value), translate(P_VALUE, lang)],
           ]),
     ];
     const pairs = lines.map(([name, number, about]) =>
@@ -111,7 +138,11 @@ class EffectPane {
         make("span", { class: "spinner", "aria-hidden": "true" }),
         make("span", {}, translate("Measuring …", lang)),
         make("span", { class: "seconds" }, progress),
-        make("button", { type: "button", "data-role": "effect-cancel", onclick: () => this.measured.cancel() }, translate("Cancel", lang)),
+        make(
+          "button",
+          { type: "button", "data-role": "effect-cancel", onclick: () => this.measured.cancel() },
+          translate("Cancel", lang),
+        ),
       );
     const count = naming?.overview.layers.reduce((sum, { heads, no_effects }) => sum + (no_effects ? 0 : heads), 0) ?? 0;
     const button = (/** @type {string} */ role, /** @type {boolean} */ all, /** @type {string} */ words) =>
@@ -121,7 +152,11 @@ class EffectPane {
       { class: "line" },
       missing && button("effect-link", false, translate("Measure in this head", lang)),
       !answer?.heads && button("effect-heads", true, translate("In all {count} heads", lang, { count })),
-      error && make("span", { class: "error", role: "alert" }, translate("That did not work: {error}", lang, { error })),
+      error && make(
+        "span",
+        { class: "error", role: "alert" },
+        translate("That did not work: {error}", lang, { error }),
+      ),
     );
   }
 
@@ -132,7 +167,11 @@ class EffectPane {
     return make(
       "div",
       {},
-      make("p", { class: "note" }, translate("No effect of this link was measured before this file was written.", lang)),
+      make(
+        "p",
+        { class: "note" },
+        translate("No effect of this link was measured before this file was written.", lang),
+      ),
       links.length > 0 && make("p", { class: "note" }, translate("This file holds what was measured of:", lang)),
       make(
         "div",
@@ -146,24 +185,6 @@ class EffectPane {
     );
   }
 }
-
-/** Why what a link does cannot be measured. @type {Record<import("../source/source.js").NoEffects, string>} */
-const NO_EFFECTS = {
-  no_model: message(
-    "What the link does cannot be measured: a capture file does not hold the model. Read the text here, or take regard.effect.",
-  ),
-  repeated: message(
-    "What the link does cannot be measured: this model runs one layer several times, and an edit would change every run.",
-  ),
-  windows: message(
-    "What the link does cannot be measured: this layer reads in windows, so its queries are not the vectors that the model returns.",
-  ),
-  other_tokens: message(
-    "What the link does cannot be measured: the queries and keys of this layer are not the tokens of the text.",
-  ),
-};
-
-// ---------------------------------------------------------------------------------------------------- the scatter plot
 
 /** @typedef {Point & {x: number, y: number}} Dot */
 
@@ -187,7 +208,11 @@ function scatter(points, chosen, lang, choose) {
   const y = (/** @type {number} */ effect) => HIGH - BOTTOM - (effect / top) * (HIGH - TOP - BOTTOM);
   const dots = points.map((point) => ({ ...point, x: x(point.weight), y: y(point.effect) }));
   const hollow = new Set(idle(points).map(named));
-  const label = translate("Weight against effect of the link in {count} {count|head|heads}", lang, { count: points.length });
+  const label = translate(
+    "Weight against effect of the link in {count} {count|head|heads}",
+    lang,
+    { count: points.length },
+  );
   const svg = /** @type {SVGSVGElement} */ (
     svgElement("svg", { class: "scatter", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": label })
   );
@@ -209,14 +234,18 @@ function scatter(points, chosen, lang, choose) {
     }),
     ...labels(dots, chosen, hollow).map(({ name, x, y, anchor }) => svgText("text", name, { x, y, class: `name ${anchor}` })),
   );
-  const hint = translate("One dot per head; click one to choose it.", lang) + (hollow.size > 0 ? ` ${translate("Hollow: much weight, little effect.", lang)}` : "");
+  const explained = hollow.size > 0 ? ` ${translate("Hollow: much weight, little effect.", lang)}` : "";
+  const hint = translate("One dot per head; click one to choose it.", lang) + explained;
   const readout = make("p", { class: "about" }, hint);
   const near = (/** @type {MouseEvent} */ event) => nearest(dots, at(svg, event));
   svg.addEventListener("pointermove", (event) => {
     const dot = near(event);
     svg.classList.toggle("pointing", dot !== null);
     const place = dot && { ...dot, weight: figure(dot.weight), effect: percent(dot.effect) };
-    fill(readout, place ? translate("layer {layer}, head {head}: weight {weight}, effect {effect}", lang, place) : hint);
+    fill(
+      readout,
+      place ? translate("layer {layer}, head {head}: weight {weight}, effect {effect}", lang, place) : hint,
+    );
   });
   svg.addEventListener("pointerleave", () => fill(readout, hint));
   svg.addEventListener("click", (event) => {

@@ -121,7 +121,9 @@ export function noteOf(line, grid, { windows, stretched, lost }, lang) {
   const [top, left, bottom, right] = line?.seen ?? [0, 0, 1, 1];
   const cropped = Math.max(top, left, 1 - bottom, 1 - right) > HAIR;
   const notes = [
-    grid ? translate("{rows} × {columns} patches", lang, { rows: grid.rows.length, columns: grid.columns.length }) : translate("no token of this layer is a patch", lang),
+    grid
+      ? translate("{rows} × {columns} patches", lang, { rows: grid.rows.length, columns: grid.columns.length })
+      : translate("no token of this layer is a patch", lang),
     windows > 1 && translate("{windows} windows: a patch sees its own window alone", lang, { windows }),
     cropped && translate("hatched: the model did not see it", lang),
     stretched && translate("drawn broader than it is, so that patches can be hit", lang),

@@ -5,7 +5,7 @@
 import { paperUnder, scaleOf } from "../shared/colours.js";
 import { fill, make, watchSurroundings } from "../shared/elements.js";
 import { message, translate } from "../shared/messages.js";
-import { hasNaN, sayLink } from "../text/links.js";
+import { hasNaN, NO_ROWS, sayLink } from "../text/links.js";
 import { WordView } from "../text/wordview.js";
 import { ImageAnswers } from "./answers.js";
 import { ImageBar, noteOf, piecesOf } from "./bar.js";
@@ -16,6 +16,7 @@ import { ImageOverlay } from "./overlay.js";
 /** @typedef {import("./patches.js").PlacedTokens} PlacedTokens */
 
 /** A patch becomes the query when it was pointed at this long. */
+const CHOOSE = message("Point at a patch or a token to see what it looks at; click to hold it.");
 const IMAGE_LABEL = message(
   "Image{name} in {rows} × {columns} patches, coloured by their weight for the chosen query. The arrow keys move from patch to patch; Enter holds one.",
 );
@@ -201,8 +202,14 @@ class ImagePane {
     this.written = written;
     this.asking.write(piecesOf(queries, this.answers.naming), state.lang);
     this.asked.write(this.answers.same ? [] : piecesOf(keys, this.answers.naming), state.lang);
-    this.asking.element.setAttribute("aria-label", translate("Tokens that are no patches; the colour of each is its weight for the chosen query", state.lang));
-    this.asked.element.setAttribute("aria-label", translate("Keys that are no patches; the colour of each is its weight for the chosen query", state.lang));
+    this.asking.element.setAttribute(
+      "aria-label",
+      translate("Tokens that are no patches; the colour of each is its weight for the chosen query", state.lang),
+    );
+    this.asked.element.setAttribute(
+      "aria-label",
+      translate("Keys that are no patches; the colour of each is its weight for the chosen query", state.lang),
+    );
     const lines = [
       { view: this.asking, count: queries?.others.length ?? 0, name: this.answers.same ? "" : translate("queries", state.lang) },
       { view: this.asked, count: this.answers.same ? 0 : (keys?.others.length ?? 0), name: translate("keys", state.lang) },
@@ -240,13 +247,15 @@ class ImagePane {
   #read(state) {
     const { row, naming } = this.answers;
     if (this.answers.error || !this.answers.overview || !naming) return fill(this.readout, this.answers.error);
-    if (!this.answers.hasRows) return fill(this.readout, translate('This capture holds no queries and keys, so exact rows cannot be had: capture with keep="qk".', state.lang));
-    if (state.token === null || row === null) return fill(this.readout, translate("Point at a patch or a token to see what it looks at; click to hold it.", state.lang));
+    if (!this.answers.hasRows) return fill(this.readout, translate(NO_ROWS, state.lang));
+    if (state.token === null || row === null) return fill(this.readout, translate(CHOOSE, state.lang));
     const key = state.key ?? row.top[0]?.key ?? null;
     fill(this.readout, ...sayLink({
       ...{ row, key, lang: state.lang, queryName: naming.query(state.layer, row.token), place: row.token },
       keyName: key === null ? "–" : naming.key(state.layer, key),
-      hint: this.held ? translate("held: point at the image to read single weights; click again to let go", state.lang) : translate("click to hold", state.lang),
+      hint: this.held
+        ? translate("held: point at the image to read single weights; click again to let go", state.lang)
+        : translate("click to hold", state.lang),
     }));
   }
 

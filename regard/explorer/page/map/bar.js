@@ -54,8 +54,9 @@ export class MapBar {
     const { lang } = state;
     const button = (/** @type {string} */ sign, /** @type {string} */ label, /** @type {number} */ factor, off = false) =>
       make("button", { type: "button", title: label, "aria-label": label, disabled: off, onclick: () => this.zoom(factor) }, sign);
-    const kinds = Object.entries({ linear: translate("linear", lang), log: translate("log", lang), rank: translate("rank", lang) });
-    const scale = segments(translate("Colour scale", lang), "scale", kinds.map(([value, label]) => ({ value, label })), state.scale, (kind) =>
+    const names = { linear: translate("linear", lang), log: translate("log", lang), rank: translate("rank", lang) };
+    const choices = Object.entries(names).map(([value, label]) => ({ value, label }));
+    const scale = segments(translate("Colour scale", lang), "scale", choices, state.scale, (kind) =>
       this.store.set({ scale: /** @type {State["scale"]} */ (kind) }));
     const box = make("input", { type: "checkbox", checked: state.sink, onchange: () => this.store.set({ sink: box.checked }) });
     const focused = focusedAround(this.controls);

@@ -320,7 +320,8 @@ export function offerSaving(pane, name, store) {
 async function write(menu, pane, name, kind, store) {
   const { layer, head, lang, measure } = store.get();
   menu.open = false;
-  const what = name === "atlas" ? measureName(measure, lang) : translate("layer {layer}, head {head}", lang, { layer, head });
+  const place = translate("layer {layer}, head {head}", lang, { layer, head });
+  const what = name === "atlas" ? measureName(measure, lang) : place;
   const shown = pane.classList.contains("pane-image") ? "image" : name;
   try {
     await save(pane, kind, {
@@ -328,7 +329,11 @@ async function write(menu, pane, name, kind, store) {
       name: name === "atlas" ? "regard-heads" : `regard-${shown}-${layer}.${head}`,
     });
   } catch (error) {
-    const words = translate("That did not work: {error}", lang, { error: error instanceof Error ? error.message : String(error) });
+    const words = translate(
+      "That did not work: {error}",
+      lang,
+      { error: error instanceof Error ? error.message : String(error) },
+    );
     menu.append(make("p", { class: "error", role: "alert" }, words));
   }
 }

@@ -15,6 +15,12 @@ import { mount as mountSteps } from "../steps/steps.js";
 /** @typedef {import("../state.js").State} State */
 /** @typedef {import("../state.js").Store} Store */
 
+const ALL_NAN = message(
+  "Weights are NaN, all of this head: see regard doctor, or capture.doctor(), which says where NaN came from.",
+);
+const SOME_NAN = message(
+  "Some weights of this head are NaN: see regard doctor, or capture.doctor(), which says where NaN came from.",
+);
 const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
 
 /**
@@ -85,7 +91,11 @@ class Card {
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
       this.answer = null;
-      const words = translate("That did not work: {error}", lang, { error: String(/** @type {Error} */ (error).message) });
+      const words = translate(
+        "That did not work: {error}",
+        lang,
+        { error: String(/** @type {Error} */ (error).message) },
+      );
       fill(this.element, make("p", { class: "note error", role: "alert" }, words));
     }
   }
@@ -107,7 +117,7 @@ class Card {
         make("span", { class: broken ? "tag broken" : "tag" }, broken && !answer.label ? "NaN" : label),
       ),
       broken
-        ? make("p", { class: "sentence error", role: "alert" }, translate(broken === "all" ? message("Weights are NaN, all of this head: see regard doctor, or capture.doctor(), which says where NaN came from.") : message("Some weights of this head are NaN: see regard doctor, or capture.doctor(), which says where NaN came from."), state.lang))
+        ? make("p", { class: "sentence error", role: "alert" }, translate(broken === "all" ? ALL_NAN : SOME_NAN, state.lang))
         : make("p", { class: "sentence" }, ...unbroken(visibly(answer.sentence))),
       this.numbers(state, answer),
       broken !== "all" && make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),

@@ -37,7 +37,14 @@ export function drawHelp(dialog, lang) {
       make("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, translate("Close", lang)),
     ),
     make("dl", { class: "keys-help" }, ...lines),
-    make("p", {}, translate("A head is coloured by one number; the map shows how its queries (rows) look at keys (columns); the text shows the chosen token's exact row. The address keeps what you see: copy it to come back.", lang)),
+    make(
+      "p",
+      {},
+      translate(
+        "A head is coloured by one number; the map shows how its queries (rows) look at keys (columns); the text shows the chosen token's exact row. The address keeps what you see: copy it to come back.",
+        lang,
+      ),
+    ),
     make("p", {}, translate("Weights say where a head reads from, not why the model answers as it does.", lang)),
   );
   dialog.setAttribute("aria-labelledby", "help-title");

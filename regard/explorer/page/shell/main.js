@@ -187,8 +187,12 @@ class Page {
     this.clear();
     this.element.dataset.state = "empty";
     const place = make("div", { class: "choose-form" });
-    fill(this.stage, make("section", { class: "welcome" }, make("h2", {}, translate("What shall be read?", this.lang)), place));
-    if (!this.source.can.look) return fill(place, make("p", { class: "note" }, translate("This page carries its own data and reads no new texts. Run regard serve for that.", this.lang)));
+    fill(
+      this.stage,
+      make("section", { class: "welcome" }, make("h2", {}, translate("What shall be read?", this.lang)), place),
+    );
+    const alone = translate("This page carries its own data and reads no new texts. Run regard serve for that.", this.lang);
+    if (!this.source.can.look) return fill(place, make("p", { class: "note" }, alone));
     this.choosing = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
     this.panes = [this.choosing];
     this.dress();
@@ -198,7 +202,11 @@ class Page {
   showError(error) {
     this.clear();
     this.element.dataset.state = "error";
-    const words = translate("That did not work: {error}", this.lang, { error: error instanceof Error ? error.message : String(error) });
+    const words = translate(
+      "That did not work: {error}",
+      this.lang,
+      { error: error instanceof Error ? error.message : String(error) },
+    );
     const again = make(
       "button",
       { type: "button", onclick: () => void this.find(this.store.get().session) },
@@ -238,11 +246,19 @@ class Page {
       { type: "button", class: "quiet", onclick: () => this.window.close() },
       translate("Close", this.lang),
     );
-    const title = make("h2", { id: "choose-title" }, translate(second ? message("Compare with") : message("What shall be read?"), this.lang));
+    const title = make(
+      "h2",
+      { id: "choose-title" },
+      translate(second ? message("Compare with") : message("What shall be read?"), this.lang),
+    );
     fill(
       this.window,
       make("header", {}, title, close),
-      second && this.sessions.length < 2 && make("p", { class: "note" }, translate("There is nothing to compare with yet: read a second text first.", this.lang)),
+      second && this.sessions.length < 2 && make(
+        "p",
+        { class: "note" },
+        translate("There is nothing to compare with yet: read a second text first.", this.lang),
+      ),
       place,
     );
     this.window.setAttribute("aria-labelledby", "choose-title");
@@ -296,7 +312,10 @@ class Page {
     this.element.dataset.theme = dark ? "dark" : "light";
     this.element.setAttribute("lang", lang);
     this.element.classList.toggle("drawn", state.drawer && this.panes.length > 1);
-    if (this.owner) [document.documentElement.lang, document.title] = [lang, translate("regard: what each head looks at", lang)];
+    if (this.owner) {
+      document.documentElement.lang = lang;
+      document.title = translate("regard: what each head looks at", lang);
+    }
     const [newText, compare, help] = [() => this.openWindow(false), () => this.compare(), () => this.openHelp()];
     const choose = (/** @type {string} */ session) =>
       void this.show(session, true).catch((error) => this.showError(error));
@@ -325,7 +344,8 @@ class Page {
   dressFoot() {
     const { session, lang } = this.store.get();
     const missing = session === null ? null : (this.source.leftOut?.(session, lang) ?? null);
-    const said = this.measured.first.sentence() ?? [translate("Weights say where a head reads from, not why the model answers as it does.", lang)];
+    const warning = translate("Weights say where a head reads from, not why the model answers as it does.", lang);
+    const said = this.measured.first.sentence() ?? [warning];
     fill(this.foot, make("span", { class: "warning" }, ...said), missing && make("span", { class: "missing" }, missing));
   }
 
@@ -337,7 +357,10 @@ class Page {
       { value: "second", label: translate("Second", lang) },
     ];
     const choose = (/** @type {string} */ side) => (this.mountCard(side), this.dress());
-    fill(this.sides, compare !== null && segments(translate("Head and steps", lang), "side", choices, this.side ?? "first", choose));
+    fill(
+      this.sides,
+      compare !== null && segments(translate("Head and steps", lang), "side", choices, this.side ?? "first", choose),
+    );
   }
 
   openHelp() {

@@ -116,11 +116,22 @@ class Choosing {
   /** The button that opens files, of images only where the chosen model looks at them. */
   #drawFiles() {
     const { lang } = this;
-    const words = translate(this.#seeing ? message("Open an image or a .regard file") : message("Open a text or a .regard file"), lang);
+    const words = translate(
+      this.#seeing ? message("Open an image or a .regard file") : message("Open a text or a .regard file"),
+      lang,
+    );
     this.file.accept = this.#seeing ? `${FILES},image/*` : FILES;
     this.file.setAttribute("aria-label", words);
     fill(this.open, words);
-    fill(this.hint, translate(this.#seeing ? message("or drop a text, an image or a .regard file anywhere on this page") : message("or drop a text or a .regard file anywhere on this page; images need a model that looks at them"), lang));
+    fill(
+      this.hint,
+      translate(
+        this.#seeing
+          ? message("or drop a text, an image or a .regard file anywhere on this page")
+          : message("or drop a text or a .regard file anywhere on this page; images need a model that looks at them"),
+        lang,
+      ),
+    );
   }
 
   draw() {
@@ -128,7 +139,11 @@ class Choosing {
     this.#drawModels();
     fill(
       this.element,
-      make("p", { class: "intro" }, translate("Type or drop a text or an image, and see what each head of a model looks at.", lang)),
+      make(
+        "p",
+        { class: "intro" },
+        translate("Type or drop a text or an image, and see what each head of a model looks at.", lang),
+      ),
       make("label", { class: "field" }, make("span", {}, translate("Text", lang)), this.text),
       this.chosen,
       make(
@@ -165,6 +180,7 @@ class Choosing {
       this.image = null;
       this.#drawImage();
     };
+    const label = translate("Leave the image out", lang);
     this.chosen.hidden = image === null;
     fill(
       this.chosen,
@@ -172,10 +188,14 @@ class Choosing {
       image &&
         make(
           "button",
-          { type: "button", class: "quiet", "aria-label": translate("Leave the image out", lang), title: translate("Leave the image out", lang), onclick: away },
+          { type: "button", class: "quiet", "aria-label": label, title: label, onclick: away },
           "✕",
         ),
-      image && make("span", { class: "hint" }, translate("The text above is read beside it, by a model that reads both.", lang)),
+      image && make(
+        "span",
+        { class: "hint" },
+        translate("The text above is read beside it, by a model that reads both.", lang),
+      ),
     );
   }
 
@@ -183,7 +203,10 @@ class Choosing {
   async start() {
     const { image } = this;
     if (image === null) return this.look(this.text.value);
-    await this.#job(message("Looking at the image …"), () => this.source.look.image(image, this.text.value.trim(), this.model.value || null));
+    await this.#job(
+      message("Looking at the image …"),
+      () => this.source.look.image(image, this.text.value.trim(), this.model.value || null),
+    );
   }
 
   #example() {
@@ -220,14 +243,18 @@ class Choosing {
     const capture = file.name.endsWith(".regard");
     const image = !capture && (file.type.startsWith("image/") || IMAGE.test(file.name));
     const most = capture ? MOST_FILE : image ? MOST_IMAGE : MOST_TEXT;
-    if (file.size > most) return this.#fail(translate("“{name}” is too large: at most {most} MB.", this.lang, { name: file.name, most: most / MEGA }));
+    if (file.size > most) return this.#fail(
+      translate("“{name}” is too large: at most {most} MB.", this.lang, { name: file.name, most: most / MEGA }),
+    );
     if (capture) return this.#open(file);
     this.image = image ? file : null;
     this.#drawImage();
     if (image) return this.start();
     const text = await file.text();
     if (text.includes("\0") || text.includes("\ufffd"))
-      return this.#fail(translate("“{name}” is neither a text nor an image nor a .regard file.", this.lang, { name: file.name }));
+      return this.#fail(
+        translate("“{name}” is neither a text nor an image nor a .regard file.", this.lang, { name: file.name }),
+      );
     this.text.value = text;
     await this.look(text);
   }
@@ -249,7 +276,10 @@ class Choosing {
    */
   async look(text) {
     if (!text.trim()) return this.#fail(translate("Type a text first.", this.lang));
-    await this.#job(message("Reading the text …"), () => this.source.look.start(text, this.model.value || null, this.cut.checked));
+    await this.#job(
+      message("Reading the text …"),
+      () => this.source.look.start(text, this.model.value || null, this.cut.checked),
+    );
   }
 
   /**

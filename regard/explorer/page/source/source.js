@@ -151,7 +151,9 @@ export function hideToken() {
 }
 
 const NO_SERVER = message("the server does not answer: is `regard serve` still running?");
-const NO_TOKEN = message("the server was restarted, or this address has no token: open the URL that its terminal shows.");
+const NO_TOKEN = message(
+  "the server was restarted, or this address has no token: open the URL that its terminal shows.",
+);
 
 /** @param {string} text */
 const problem = (text) => new Error(translate(text, document.documentElement.lang === "ko" ? "ko" : "en"));

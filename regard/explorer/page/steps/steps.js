@@ -78,9 +78,23 @@ class StepsPane {
         this.naming = new Naming(this.source, session, overview, () => this.draw());
       const found = overview.layers[layer];
       this.answer = null;
-      if (!(found?.rows ?? overview.rows)) return this.note(translate('This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep="qk").', lang));
+      if (!(found?.rows ?? overview.rows)) return this.note(
+        translate(
+          'This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep="qk").',
+          lang,
+        ),
+      );
       if (token === null || token >= found.queries)
-        return this.note(translate(overview.images?.length ? message("Choose a patch or a token beside the image (or press j and k) to see how its weights come about.") : message("Choose a token in the text (or press j and k) to see how its weights come about."), lang));
+        return this.note(
+          translate(
+            overview.images?.length
+              ? message(
+                "Choose a patch or a token beside the image (or press j and k) to see how its weights come about.",
+              )
+              : message("Choose a token in the text (or press j and k) to see how its weights come about."),
+            lang,
+          ),
+        );
       if (this.drawn) this.element.setAttribute("aria-busy", "true"); // of the pair before, until the answer comes
       else this.note(translate("Computing the steps …", lang));
       const key = await this.key(signal);
@@ -90,8 +104,16 @@ class StepsPane {
       this.draw();
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
-      if (error instanceof NotCarried) return this.note(translate("This file does not hold the steps of this pair. It holds those of the head's strongest links: choose one of them on the left.", lang));
-      this.note(translate("That did not work: {error}", lang, { error: String(/** @type {Error} */ (error).message) }), "error");
+      if (error instanceof NotCarried) return this.note(
+        translate(
+          "This file does not hold the steps of this pair. It holds those of the head's strongest links: choose one of them on the left.",
+          lang,
+        ),
+      );
+      this.note(
+        translate("That did not work: {error}", lang, { error: String(/** @type {Error} */ (error).message) }),
+        "error",
+      );
     }
   }
 
@@ -150,21 +172,52 @@ class StepsPane {
    */
   words(answer, token) {
     const { lang } = this.store.get();
-    const [d, lse] = [answer.d, figure(answer.lse)];
+    const { d } = answer;
     const root = Math.sqrt(d);
+    const first = translateParts("q of {token} has {d} numbers. Times the {d} numbers of each token's k, summed: q·k.", lang, {
+      ...{ token: isolated(token), d },
+    });
+    const unscaled = answer.scale === 1;
     const second = isRoot(answer)
-      ? translate("Divided by √{d} = {root}, so that scores do not grow with the vectors' length.", lang, { d, root: figure(root) })
-      : translate(answer.scale === 1 ? message("This model does not divide by √{d}: its scale is 1.") : message("Multiplied by this model's scale, {scale}."), lang, { d, scale: factor(answer) });
-    const broken = list(answer.weights).some(Number.isNaN);
-    const masked = answer.masked ?? 0;
-    const blind = masked > 0 && masked === answer.there;
-    const also = [isBiased(answer) && translate("The score is what the softmax gets: this model also adds a position bias or caps it.", lang), masked > 0 && translate("{masked} {masked|key is|keys are} masked for this token: score −∞, weight 0.", lang, { masked })];
-    const third = broken
-      ? translate("Softmax divides by the sum over all keys: one NaN among the scores makes every weight of the query NaN.", lang)
-      : [blind ? translate("Every key is masked for this token: all scores are −∞, and all weights are 0.", lang) : translate("Softmax makes weights that add up to 1: e^(score − {lse}); {lse} is the log of Σ e^score over all keys.", lang, { lse }), ...(blind ? [] : also)].filter(Boolean).join(" ");
-    const fourth = translate(answer.v_sum ? message("The result: every token's value vector v times its weight, summed: Σ w·v.") : message("The result is Σ w·v; this capture does not hold the values v."), lang);
-    const all = [translateParts("q of {token} has {d} numbers. Times the {d} numbers of each token's k, summed: q·k.", lang, { token: isolated(token), d }), [second], [third], [fourth]];
+      ? translate("Divided by √{d} = {root}, so that scores do not grow with the vectors' length.", lang, {
+          ...{ d, root: figure(root) },
+        })
+      : unscaled
+        ? translate("This model does not divide by √{d}: its scale is 1.", lang, { d })
+        : translate("Multiplied by this model's scale, {scale}.", lang, { scale: factor(answer) });
+    const fourth = answer.v_sum
+      ? translate("The result: every token's value vector v times its weight, summed: Σ w·v.", lang)
+      : translate("The result is Σ w·v; this capture does not hold the values v.", lang);
+    const all = [first, [second], [this.softmax(answer)], [fourth]];
     return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, ...words)));
+  }
+
+  /**
+   * The step from scores to weights.
+   * @param {Steps} answer
+   */
+  softmax(answer) {
+    const { lang } = this.store.get();
+    const masked = answer.masked ?? 0;
+    if (list(answer.weights).some(Number.isNaN))
+      return translate(
+        "Softmax divides by the sum over all keys: one NaN among the scores makes every weight of the query NaN.",
+        lang,
+      );
+    if (masked > 0 && masked === answer.there)
+      return translate("Every key is masked for this token: all scores are −∞, and all weights are 0.", lang);
+    const lines = [
+      translate(
+        "Softmax makes weights that add up to 1: e^(score − {lse}); {lse} is the log of Σ e^score over all keys.",
+        lang,
+        { lse: figure(answer.lse) },
+      ),
+      isBiased(answer) &&
+        translate("The score is what the softmax gets: this model also adds a position bias or caps it.", lang),
+      masked > 0 &&
+        translate("{masked} {masked|key is|keys are} masked for this token: score −∞, weight 0.", lang, { masked }),
+    ];
+    return lines.filter(Boolean).join(" ");
   }
 
   /** @param {Steps} answer */
@@ -196,7 +249,13 @@ class StepsPane {
     const { keys: every = order.length, windows = 1 } = this.naming?.overview.layers[layer] ?? {};
     const { there = every / windows, masked = 0 } = answer;
     const shown = lines.length - (asksMasked ? 1 : 0);
-    const caption = translate(masked ? message("{count} of {all} {all|key|keys} that the token sees, the largest weights first; {masked} masked") : message("{count} of {all} {all|key|keys}, the largest weights first"), lang, { count: shown, all: there - masked, masked });
+    const caption = translate(
+      masked
+        ? message("{count} of {all} {all|key|keys} that the token sees, the largest weights first; {masked} masked")
+        : message("{count} of {all} {all|key|keys}, the largest weights first"),
+      lang,
+      { count: shown, all: there - masked, masked },
+    );
     return make(
       "div",
       { class: "keys" },
@@ -273,7 +332,11 @@ class StepsPane {
     const at = answer.keys.indexOf(answer.key);
     const [dot, weight] = [answer.dots, answer.weights].map((values) => figure(list(values)[at]));
     const titles = (/** @type {number} */ index) =>
-      translate("dimension {index}: q {q} × k {k} = {product}", lang, { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
+      translate(
+        "dimension {index}: q {q} × k {k} = {product}",
+        lang,
+        { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) },
+      );
     // Each by its own largest number: beside a long query a short key would be a flat line.
     const strip = (/** @type {import("../shared/elements.js").Child[]} */ said, /** @type {number[]} */ values) => {
       const name = make("span", {}, ...said);
@@ -282,11 +345,27 @@ class StepsPane {
     return make(
       "div",
       { class: "pair" },
-      make("h3", {}, ...translateParts("Why this one? q ⊙ k of {token} and {key}", lang, { token: isolated(token), key: isolated(key) })),
+      make(
+        "h3",
+        {},
+        ...translateParts(
+          "Why this one? q ⊙ k of {token} and {key}",
+          lang,
+          { token: isolated(token), key: isolated(key) },
+        ),
+      ),
       strip(translateParts("q of {token}", lang, { token: isolated(token) }), q),
       strip(translateParts("k of {key}", lang, { key: isolated(key) }), k),
       strip(["q ⊙ k"], product),
-      make("p", { class: "sum" }, translate("The {d} products add up to q·k = {dot}; {scaled}weight {weight}.", lang, { d: answer.d, dot, scaled: this.scaled(answer, at), weight })),
+      make(
+        "p",
+        { class: "sum" },
+        translate(
+          "The {d} products add up to q·k = {dot}; {scaled}weight {weight}.",
+          lang,
+          { d: answer.d, dot, scaled: this.scaled(answer, at), weight },
+        ),
+      ),
     );
   }
 
@@ -298,7 +377,11 @@ class StepsPane {
   scaled(answer, at) {
     const { lang } = this.store.get();
     const [scaled, score] = [answer.scaled, answer.scores].map((values) => figure(list(values)[at]));
-    const times = answer.scale === 1 ? "" : translate("times {scale}: {scaled}; ", lang, { scale: factor(answer), scaled });
+    const times = answer.scale === 1 ? "" : translate(
+      "times {scale}: {scaled}; ",
+      lang,
+      { scale: factor(answer), scaled },
+    );
     const first = isRoot(answer) ? translate("divided: {scaled}; ", lang, { scaled }) : times;
     if (list(answer.scores)[at] === -Infinity) return first + translate("masked, so the score is −∞; ", lang);
     return first + (isBiased(answer) ? translate("score with what the model adds: {score}; ", lang, { score }) : "");

@@ -3,13 +3,17 @@
 
 import { stepAt } from "../shared/colours.js";
 import { fill, focusedAround, make, svgElement } from "../shared/elements.js";
-import { digits, howText, translate } from "../shared/messages.js";
+import { digits, howText, message, translate } from "../shared/messages.js";
 
 /** @typedef {{key: number, weight: number}} Top */
 /**
  * @typedef {{key: number | null, lang: string, scale: import("../shared/colours.js").Scale,
  *   paper: import("../shared/colours.js").Paper, name: (key: number) => string}} Listed
  */
+
+export const NO_ROWS = message(
+  'This capture holds no queries and keys, so exact rows cannot be had: capture with keep="qk".',
+);
 
 export class LinkList {
   /** @param {(key: number) => void} go  told which key was chosen */
@@ -74,7 +78,11 @@ export function sayLink({ row, key, lang, queryName, keyName, place, hint }) {
     make("bdi", { class: "said-key" }, keyName),
     make("span", { class: "said-place" }, key === null ? "" : String(key)),
     make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
-    make("span", { class: "said-how" }, Number.isNaN(weight) ? translate("weights are NaN: see regard doctor", lang) : howText(row.how, lang)),
+    make(
+      "span",
+      { class: "said-how" },
+      Number.isNaN(weight) ? translate("weights are NaN: see regard doctor", lang) : howText(row.how, lang),
+    ),
     make("span", { class: "said-hint" }, hint),
   ];
 }

@@ -6,7 +6,7 @@ import { fill, make, watchSurroundings } from "../shared/elements.js";
 import { Labels } from "../shared/labels.js";
 import { translate } from "../shared/messages.js";
 import { isAbort, latest, outcome } from "../source/source.js";
-import { arcsLayer, drawArcs, hasNaN, LinkList, sayLink } from "./links.js";
+import { arcsLayer, drawArcs, hasNaN, LinkList, NO_ROWS, sayLink } from "./links.js";
 import { Ribbon } from "./ribbon.js";
 import { WordView } from "./wordview.js";
 
@@ -244,7 +244,8 @@ class TextPane {
     [this.place.textContent, this.place.hidden] = [said, to - from === this.#length];
     this.ribbon.draw({
       ...{ length: this.#length, window, token: this.#wordOf(state.token), key: state.key, sink: state.sink, paper },
-      ...{ sum: row?.ribbon.sum.data ?? null, max: row?.ribbon.max.data ?? null, label: translate("All words; the frame is the part that is shown below", state.lang), said },
+      ...{ sum: row?.ribbon.sum.data ?? null, max: row?.ribbon.max.data ?? null, said },
+      label: translate("All words; the frame is the part that is shown below", state.lang),
       scale: row ? scaleOf(state.scale, row.ribbon.sum.data.subarray(state.sink ? 0 : 1)) : scale,
     });
     this.#drawArcs(state, row, scale, paper);
@@ -275,7 +276,10 @@ class TextPane {
     const written = [state.session, state.lang, named, this.#asks, ...window].join("/");
     if (written === this.written || !labels || (named && !labels.have(window[0], window[1]))) return;
     this.written = written;
-    this.words.element.setAttribute("aria-label", translate("Words; the colour of each is its weight for the chosen query word", state.lang));
+    this.words.element.setAttribute(
+      "aria-label",
+      translate("Words; the colour of each is its weight for the chosen query word", state.lang),
+    );
     this.element.classList.toggle("with-arcs", this.#asks && this.#length <= ARCS);
     const focused = this.words.focused;
     this.words.write(named ? labels.words(...window) : labels.numbers(...window), state.lang);
@@ -326,14 +330,23 @@ class TextPane {
   #read(error, state) {
     const { row } = this;
     if (error || !this.overview) return fill(this.readout, error);
-    if (!this.#hasRows) return fill(this.readout, translate('This capture holds no queries and keys, so exact rows cannot be had: capture with keep="qk".', state.lang));
-    if (state.token === null || row === null) return fill(this.readout, this.#asks ? translate("Point at a word to see what it looks at; click to hold it.", state.lang) : translate("The words are keys only here: choose a query in the map.", state.lang));
+    const { lang } = state;
+    const unasked = translate("The words are keys only here: choose a query in the map.", lang);
+    if (!this.#hasRows) return fill(this.readout, translate(NO_ROWS, lang));
+    if (state.token === null || row === null)
+      return fill(
+        this.readout,
+        this.#asks ? translate("Point at a word to see what it looks at; click to hold it.", lang) : unasked,
+      );
+    const hint = this.held
+      ? translate("held: point at other words to read their weight; click again to let go", lang)
+      : translate("click to hold this word", lang);
     const key = state.key ?? this.#top(state, row)[0]?.key ?? null;
     const word = this.#wordOf(row.token);
     fill(this.readout, ...sayLink({
-      ...{ row, key, lang: state.lang, queryName: word === null ? `#${row.token}` : this.#name(word) },
+      ...{ row, key, lang, queryName: word === null ? `#${row.token}` : this.#name(word) },
       ...{ keyName: key === null ? "–" : this.#name(key), place: word ?? row.token },
-      hint: this.#asks ? (this.held ? translate("held: point at other words to read their weight; click again to let go", state.lang) : translate("click to hold this word", state.lang)) : translate("The words are keys only here: choose a query in the map.", state.lang),
+      hint: this.#asks ? hint : unasked,
     }));
   }
 
