@@ -464,6 +464,18 @@ def test_system_that_is_dark_and_korean_gets_a_dark_korean_page(browser, site):
         expect(page.locator("#regard")).to_have_attribute("data-theme", "dark")
 
 
+def test_language_of_the_browser_counts_until_another_is_chosen(browser, site):
+    with opened(browser, locale="ko-KR") as page:
+        ready(page, f"{site}/#layer=2&head=7")
+        page.locator('.cell[data-layer="3"][data-head="1"]').click()
+        page.wait_for_url(re.compile("layer=3"))
+        assert "lang" not in page.url, "who gets this address reads it in their own language"
+        page.locator("[data-choice=lang] [data-value=en]").click()
+        page.wait_for_url(re.compile("lang=en"))
+        page.reload()
+        expect(page.locator("html")).to_have_attribute("lang", "en")
+
+
 def test_no_english_word_is_left_in_the_korean_page(page, site):
     ready(page, f"{site}/#lang=ko")
     words = page.evaluate("""[...document.querySelectorAll("button, h2, h3, option, label, .about, .foot, .note")]

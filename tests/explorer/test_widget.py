@@ -14,6 +14,7 @@ import regard
 from regard.explorer import answers, widget
 from regard.explorer.export import bundle, modules
 from regard.explorer.widget import answer, module, show
+from regard.locale import catalogue
 from regard.session.session import Session, show_image
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
@@ -101,6 +102,11 @@ def test_the_module_is_javascript(tmp_path):
         ["node", "--check", str(tmp_path / "widget.mjs")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_module_carries_the_korean_texts():
+    rendered = module().rsplit("export default", 1)[1]
+    assert json.dumps({"ko": catalogue("ko", "page")}, ensure_ascii=False) in rendered
 
 
 @node
