@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from string import Formatter
@@ -15,6 +16,7 @@ FILES = {
     file.name: json.loads(file.read_text(encoding="utf-8"))
     for file in sorted((PACKAGE / "locale" / "ko").glob("*.json"))
 }
+CALL = r"""\b(?:translate\w*|message)\(\s*("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
 KOREAN = {key: value for catalogue in FILES.values() for key, value in catalogue.items()}
 
 
@@ -29,16 +31,37 @@ def translated_texts() -> set[str]:
     return texts
 
 
+def page_texts() -> set[str]:
+    """The literal first arguments of `translate…(...)` and `message(...)` in the page's JavaScript."""
+    code = [path.read_text(encoding="utf-8") for path in (PACKAGE / "explorer" / "page").rglob("*.js")]
+    found = re.findall(CALL, re.sub(r"^\s*(?://|\*|/\*).*$", "", "\n".join(code), flags=re.MULTILINE))
+    return {ast.literal_eval(text) for text in found}
+
+
 def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def names(text: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(text) if name}
+    """The fields of a text; {count|key|keys}, which the page has, is the field count."""
+    return {name.split("|")[0] for _, name, _, _ in Formatter().parse(text) if name}
 
 
 def test_every_translated_text_is_in_the_korean_catalogue():
     assert sorted(translated_texts() - set(KOREAN)) == []
+
+
+def test_texts_of_the_page_are_its_korean_catalogue():
+    assert len(page_texts()) > 200, "texts are found"
+    assert sorted(page_texts() - set(FILES["page.json"])) == []
+    assert sorted(set(FILES["page.json"]) - page_texts()) == []
+
+
+def test_every_text_that_the_page_translates_can_be_found():
+    """A text that is made of parts, or by a template, would be looked up and not be found."""
+    for path in (PACKAGE / "explorer" / "page").rglob("*.js"):
+        code = re.sub(CALL, "", path.read_text(encoding="utf-8"))
+        assert re.findall(r"\b(?:translate\w*|message)\(\s*[`\"'].*", code) == [], path.name
 
 
 def test_help_of_every_command_is_in_the_korean_catalogue():

@@ -36,3 +36,12 @@ def test_lessons_are_installed_as_data_of_the_package(monkeypatch):
     assert given["package_dir"] == {"regard.tutorials": "tutorials"}
     assert {"regard", "regard.locale", "regard.cli", "regard.tutorials"} <= set(given["packages"])
     assert len(list((ROOT / "tutorials").glob(*given["package_data"]["regard.tutorials"]))) >= 2
+
+
+def test_every_file_of_the_page_is_data_of_the_package():
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    package = ROOT / "regard"
+    installed = {path for pattern in tools["package-data"]["regard"] for path in package.glob(pattern)}
+    page = {path for path in (package / "explorer" / "page").rglob("*") if path.is_file()}
+    assert page - installed == set()
+    assert {path.suffix for path in page} == {".html", ".css", ".js"}

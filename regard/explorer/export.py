@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
+from posixpath import dirname, join, normpath
 from typing import Any, get_args
 
 import numpy as np
@@ -48,13 +49,15 @@ from torch import Tensor
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
-from regard.locale import Lang, translate
+from regard.locale import Lang, catalogue, translate
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
 from regard.session.sentences import sentence
 from regard.session.session import Session
 
 FROM = re.compile(
-    r"""^(?P<kind>import|export)\s+\{(?P<names>[\w$\s,]*)\}\s+from\s+["']\./(?P<path>[\w-]+\.js)["'];?[ \t]*$""", re.M
+    r"""^(?P<kind>import|export)\s+\{(?P<names>[\w$\s,]*)\}\s+from\s+"""
+    r"""["'](?P<path>\.{1,2}/(?:\.\./|[\w-]+/)*[\w-]+\.js)["'];?[ \t]*$""",
+    re.M,
 )
 EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const)\b\s*\*?\s*(?P<name>[\w$]+))", re.M)
 DEFAULT = re.compile(r"^export\s+default\s+", re.M)
@@ -62,6 +65,7 @@ LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bim
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # types are imported there; only looked for where LEFT is
 
 PAGE = Path(__file__).parent / "page"
+CATALOGUES = '<script type="application/json" id="regard-catalogues">{}</script>'  # in index.html
 STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
 SCRIPT = re.compile(r"""<script\b[^>]*\bsrc=["'](?P<path>[^"']+)["'][^>]*>\s*</script>""")
 HREF = re.compile(r"""\bhref=["'](?P<path>[^"']+)["']""")
@@ -104,21 +108,22 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
 
 def html(session: Session, lang: Lang = "en") -> str:
     """The page of a session as text; raises as `write_html` does."""
-    # 1. The data. "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data.
+    # 1. The data.
     text = json.dumps(page_data(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
-    data = f'<script type="application/json" id="regard-data">{text.replace("<", chr(92) + "u003c")}</script>\n'
+    data = f'<script type="application/json" id="regard-data">{data_text(text)}</script>\n'
     # 2. The page with its styles and modules inside.
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     style = f"\n{styles()}\n"
     (entry,) = SCRIPT.findall(page)  # one script, which imports the others
-    script = f"\n{scripted(bundle(modules(), Path(entry).name)[0])}\n"
+    script = f"\n{scripted(bundle(modules(), entry.removeprefix('page/'))[0])}\n"
     hashes = [f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in (script, style)]
     policy = POLICY.format(script=hashes[0], style=hashes[1])
     page = STYLE.sub("", page).replace("</head>", f"<style>{style}</style>\n</head>", 1)
     page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
     if outside := OUTSIDE.search(SCRIPT.sub("", page)):
         raise ValueError(f"the page would load something that is not in it: {outside[0]!r}")
+    page = with_catalogues(page)
     # 3. Title, language, data and script; the title and the data are the user's.
     title = escape(session.name).encode("utf-8", "replace").decode("utf-8")
     page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{title} · regard</title>", page, count=1)
@@ -126,15 +131,31 @@ def html(session: Session, lang: Lang = "en") -> str:
     return SCRIPT.sub(lambda _: f'{data}<script type="module">{script}</script>', page)
 
 
+def with_catalogues(page: str) -> str:
+    """index.html with the texts of the page in every other language."""
+    text = json.dumps(catalogues(), ensure_ascii=False, separators=(",", ":"))
+    return page.replace(CATALOGUES, CATALOGUES.replace("{}", data_text(text)), 1)
+
+
+def catalogues() -> dict[str, dict[str, str]]:
+    """Language → English text → text, of the page."""
+    return {lang: catalogue(lang, "page") for lang in get_args(Lang) if lang != "en"}
+
+
+def data_text(text: str) -> str:
+    """JSON for a page's <script>, which "</script" and "<!--" would end or change."""
+    return text.replace("<", "\\u003c")
+
+
 def modules() -> dict[str, str]:
-    """The page's modules by file name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
+    """The page's modules by path: "atlas/search.js"."""
+    return {path.relative_to(PAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PAGE.rglob("*.js"))}
 
 
 def styles() -> str:
     """The page's styles, in the order of its links."""
     links = STYLE.findall((PAGE / "index.html").read_text(encoding="utf-8"))
-    files = [Path(found["path"]).name for link in links if (found := HREF.search(link))]
+    files = [found["path"].removeprefix("page/") for link in links if (found := HREF.search(link))]
     texts = [(PAGE / file).read_text(encoding="utf-8") for file in files]
     assert not any("</style" in text.lower() for text in texts), "a style would end its own <style>"
     return "\n".join(texts)
@@ -360,23 +381,25 @@ def _left_out(plan: _ExportPlan, lang: Lang) -> str:
 def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
     """All modules that `entry` needs as one script, and the name in it that holds what `entry` exports.
 
-    >>> script, name = bundle({"a.js": "export const two = 2;", "b.js": 'import { two } from "./a.js";'}, "b.js")
+    >>> files = {"a.js": "export const two = 2;", "map/b.js": 'import { two } from "../a.js";'}
+    >>> script, name = bundle(files, "map/b.js")
     >>> print(script)
     const module0 = (() => { // a.js
     const two = 2;
     return { two };
     })();
-    const module1 = (() => { // b.js
+    const module1 = (() => { // map/b.js
     const { two } = module0;
     <BLANKLINE>
     return {  };
     })();
 
-    modules: file name → text, all of one folder.  entry: the module to run, which comes last.
+    modules: path → text, of one folder and those inside it.  entry: the module to run, which comes last.
 
-    Supports what the page uses: names imported or exported from a neighbour, exported declarations, and
+    Supports what the page uses: names imported or exported from a relative path, exported declarations, and
     `export default` of a value.
-    Raises LookupError for a missing module, ValueError for a cycle or for another form of import or export.
+    Raises LookupError for a missing module, ValueError for a cycle, a path outside the folder, or another form of
+    import or export.
     """
     names: dict[str, str] = {}  # file → the constant that holds what it exports
     lines: list[str] = []
@@ -390,7 +413,7 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
         if path not in modules:
             importer = f", which {above[-1]} imports" if above else ""
             raise LookupError(f"there is no module {path!r}{importer}; there are {', '.join(sorted(modules))}")
-        needs = list(FROM.finditer(modules[path]))
+        needs = [(match, normpath(join(dirname(path), match["path"]))) for match in FROM.finditer(modules[path])]
         text = FROM.sub("", modules[path])
         exports = [match["name"] for match in EXPORT.finditer(text)]
         text, defaults = DEFAULT.subn("const theDefault = ", EXPORT.sub("", text))
@@ -400,11 +423,13 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
                 f"{path}: a form of import or export that cannot be bundled: {unknown[0].strip()!r}; "
                 "write import { name } from './name.js', or export a declaration"
             )
-        for match in needs:
-            visit(match["path"], (*above, path))
+        for match, needed in needs:
+            if needed.startswith("../"):
+                raise ValueError(f"{path}: {match['path']!r} is outside the page; write './name.js' of a file inside")
+            visit(needed, (*above, path))
         imports = []
-        for match in needs:
-            module, listed = names[match["path"]], filter(None, map(str.strip, match["names"].split(",")))
+        for match, needed in needs:
+            module, listed = names[needed], filter(None, map(str.strip, match["names"].split(",")))
             pairs = [re.split(r"\s+as\s+", name) for name in listed]
             if match["kind"] == "import":
                 imports.append(f"const {{ {', '.join(': '.join(pair) for pair in pairs)} }} = {module};")

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
+from regard.explorer.export import PAGE, with_catalogues
 from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, SessionShelf, State, no_images
 from regard.explorer.security import Gate, without_folders
 from regard.locale import Lang
@@ -40,7 +41,6 @@ try:
 except ImportError as error:
     raise ImportError(f"the server needs fastapi and uvicorn ({error}): pip install 'regard[explorer]'") from None
 
-PAGE = Path(__file__).parent / "page"
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -213,7 +213,8 @@ def app(
 
     @server.get("/", include_in_schema=False)
     async def index() -> Response:
-        return await file("index.html")
+        text = with_catalogues((page / "index.html").read_text(encoding="utf-8"))
+        return Response(text, media_type=KINDS[".html"], headers={"cache-control": "no-cache"})
 
     server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_image": LARGEST_IMAGE}

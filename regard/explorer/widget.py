@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
-from regard.explorer.export import bundle, modules, styles
+from regard.explorer.export import bundle, catalogues, modules, styles
 from regard.lens.capture import Capture
 from regard.locale import Lang
 from regard.session.session import Session, session_of
@@ -95,8 +95,9 @@ def answer(session: Session, message: object) -> dict[str, Any]:
 @cache
 def module() -> str:
     """The page and its styles as one ES module for notebooks, whose default export is {render}."""
-    script, name = bundle(modules(), "notebook.js")
-    return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {json.dumps(styles())}) }};"
+    script, name = bundle(modules(), "shell/notebook.js")
+    given = f"{json.dumps(styles())}, {json.dumps(catalogues(), ensure_ascii=False)}"
+    return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {given}) }};"
 
 
 @cache

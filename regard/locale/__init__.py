@@ -9,12 +9,13 @@ Lang = Literal["en", "ko"]
 
 
 @cache
-def catalogue(lang: str) -> dict[str, str]:
-    """English text → text in `lang`. English itself has no catalogue."""
+def catalogue(lang: str, part: str = "") -> dict[str, str]:
+    """English text → text in `lang`; of one file only with `part`, its name. English itself has no catalogue."""
     messages: dict[str, str] = {}
     if lang != "en":
         for file in (files(__name__) / lang).iterdir():
-            messages |= json.loads(file.read_text(encoding="utf-8"))
+            if file.name == f"{part}.json" or not part:
+                messages |= json.loads(file.read_text(encoding="utf-8"))
     return messages
 
 

@@ -8,14 +8,14 @@ import subprocess
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
 
 import regard
 from regard.explorer import export
-from regard.explorer.export import html, modules, page_data, styles, write_html
+from regard.explorer.export import bundle, html, modules, page_data, styles, write_html
+from regard.locale import catalogue
 from regard.session.session import Session
 
 TRAPS = ("</script>", "<!--", "<script>", "]]>", "\u2028", "한국어", '"&amp;')
@@ -76,8 +76,12 @@ def test_half_a_character_in_a_token_is_carried_as_it_is(session, tmp_path):
 
 
 def test_the_page_has_one_script_and_its_data_before_it(session):
-    scripts = [given for tag, given in Reader(html(session)).tags if tag == "script"]
-    assert [given.get("type") for given in scripts] == ["application/json", "module"]
+    read = Reader(html(session))
+    scripts = [(given.get("id"), given.get("type")) for tag, given in read.tags if tag == "script"]
+    data = [("regard-catalogues", "application/json"), ("regard-data", "application/json")]
+    assert scripts == [*data, (None, "module")]
+    (texts,) = [json.loads(text) for given, text in read.inside if given.get("id") == "regard-catalogues"]
+    assert texts == {"ko": catalogue("ko", "page")}
 
 
 def test_the_page_loads_nothing(session):
@@ -115,7 +119,7 @@ def test_the_page_says_its_language(session):
 def test_every_style_of_the_page_is_in_it(session):
     page = html(session)
     assert styles()
-    assert all(path.read_text(encoding="utf-8") in page for path in export.PAGE.glob("*.css"))
+    assert all(path.read_text(encoding="utf-8") in page for path in export.PAGE.rglob("*.css"))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the script")
@@ -128,7 +132,11 @@ def test_the_script_is_javascript(session, tmp_path):
 
 
 def test_every_module_of_the_page_is_named_once():
-    assert set(modules()) == {path.name for path in Path(export.__file__).parent.glob("page/*.js")}
+    files = [path.relative_to(export.PAGE).as_posix() for path in export.PAGE.rglob("*.js")]
+    assert sorted(modules()) == sorted(files)
+    script, _ = bundle(modules(), "shell/boot.js")
+    bundled = re.findall(r"^const module\d+ = \(\(\) => \{ // (.*)$", script, re.MULTILINE)
+    assert sorted(bundled) == sorted({*files} - {"shell/notebook.js"})
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

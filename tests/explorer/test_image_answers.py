@@ -283,7 +283,7 @@ def test_page_calls_tokens_as_python_does():
         layer(torch.randn(1, both.shape[1], 6))
     seen.layouts = Sides(both, both, (Frame.whole(4, 8), Frame.whole(8, 4)))
     found = Session("toy", seen, ())
-    script, name = bundle(modules(), "patches.js")
+    script, name = bundle(modules(), "image/patches.js")
     (layout,) = answers.overview(found)["layouts"]
     ask = f"""
 const tokens = {name}.placedTokens({json.dumps(layout)});

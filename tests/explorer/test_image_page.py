@@ -59,14 +59,14 @@ def ready(page: Any, address: str) -> Any:
     """The page at an address, once its panes are drawn."""
     page.goto(address)
     expect(page.locator("#regard[data-state=ready]")).to_be_visible()
-    expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
-    expect(page.locator(".photo-share").first).to_be_visible()
+    expect(page.locator(".image-canvas[data-plot]")).to_be_visible()
+    expect(page.locator(".image-share").first).to_be_visible()
     return page
 
 
 def over(page: Any, y: float, x: float) -> tuple[float, float]:
     """Where a place of the picture, in fractions of its sides, is on the screen."""
-    canvas = page.locator(".photo-canvas")
+    canvas = page.locator(".image-canvas")
     left, top, width, height = map(float, canvas.get_attribute("data-plot").split())
     box = canvas.bounding_box()
     return box["x"] + left + x * width, box["y"] + top + y * height
@@ -89,7 +89,7 @@ def said(page: Any, query: int, key: int | None = None) -> tuple[str, float]:
 
 
 def shares(page: Any) -> dict[str, float]:
-    found = page.locator(".photo-share")
+    found = page.locator(".image-share")
     return {
         one.get_attribute("data-kind"): float(one.get_attribute("data-share"))
         for one in (found.nth(n) for n in range(found.count()))
@@ -122,8 +122,8 @@ def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, sessio
     shown, exact = said(page, 0, int(row.argmax()))
     assert abs(exact - float(row.max())) < 1e-6
     assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
-    assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 0", "register 1"]
-    expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
+    assert page.locator(".image-chips .text-piece").all_inner_texts() == ["cls", "register 0", "register 1"]
+    expect(page.locator(".image-note")).to_contain_text("5 × 7 patches")
     expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
     overlay = session.capture[2].overlay(token="cls", head=head)
     assert shares(page) == pytest.approx(overlay.shares, abs=1e-6)
@@ -160,16 +160,16 @@ def test_patches_of_an_image_that_is_a_mere_line_can_be_hit(page, height, width,
     seen = look_at_image(picture(1, height, width), windows(tmp_path / "windows"))
     write_html(seen, tmp_path / "line.html")
     ready(page, (tmp_path / "line.html").as_uri() + "#session=1&layer=0&head=1&token=0")
-    sides = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
+    sides = list(map(float, page.locator(".image-canvas").get_attribute("data-plot").split()))[2:]
     assert min(sides) >= 29  # as in the figures: 0.3 inches
     for row, column in ((0, 0), (3, 5), (5, 9)):  # of 4 × 4 pixels of 27 × 41
         page.mouse.move(*over(page, (4 * row + 2) / 27, (4 * column + 2) / 41))
         expect(page.locator(".said-query")).to_have_text(f"({row}, {column})")
     expect(page.locator(".facts")).to_contain_text(f"{height} × {width} pixels (h × w)")
-    expect(page.locator(".photo-note")).to_contain_text("drawn broader than it is")
+    expect(page.locator(".image-note")).to_contain_text("drawn broader than it is")
     page.locator("[data-choice=lang] [data-value=ko]").click()
     expect(page.locator(".facts")).to_contain_text(f"{height} × {width} 픽셀 (세로 × 가로)")
-    expect(page.locator(".photo-note")).to_contain_text("실제보다 넓게 그렸습니다")
+    expect(page.locator(".image-note")).to_contain_text("실제보다 넓게 그렸습니다")
 
 
 def test_patches_of_nan_are_crossed_and_their_shares_are_nan(page, seeing):
@@ -179,13 +179,13 @@ def test_patches_of_nan_are_crossed_and_their_shares_are_nan(page, seeing):
     with serving([look_at_image(picture(), model)]) as address:
         ready(page, f"{address}#session=1&layer=1&head=0&token=0")
         expect(page.locator(".said-weight")).to_have_text("NaN")
-        assert page.locator(".photo-share b").all_inner_texts() == ["NaN"] * 3
-        expect(page.locator(".photo-legend")).to_have_count(0)
-        shot = Image.open(io.BytesIO(page.locator(".photo-canvas").screenshot())).convert("RGB")
+        assert page.locator(".image-share b").all_inner_texts() == ["NaN"] * 3
+        expect(page.locator(".image-legend")).to_have_count(0)
+        shot = Image.open(io.BytesIO(page.locator(".image-canvas").screenshot())).convert("RGB")
         red = np.asarray(shot).astype(int)
         assert ((red[..., 0] - red[..., 1] > 25) & (red[..., 0] - red[..., 2] > 25)).mean() > 0.05
         ready(page, f"{address}#session=1&layer=0&head=0&token=0")
-        expect(page.locator(".photo-legend")).to_be_visible()
+        expect(page.locator(".image-legend")).to_be_visible()
 
 
 def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
@@ -199,7 +199,7 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
         expected = seen[0].overlay(token="cls", head=1).shares
         assert set(expected) == {"cls", "patch", "beyond the image"}
         assert shares(page) == pytest.approx(expected, abs=1e-6)
-        outside = page.locator('.photo-share[data-kind="beyond the image"]')
+        outside = page.locator('.image-share[data-kind="beyond the image"]')
         expect(outside).to_contain_text("beyond the image 0.")
         page.locator("[data-choice=lang] [data-value=ko]").click()
         expect(outside).to_contain_text("이미지 밖 0.")
@@ -207,9 +207,9 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
 
 def test_image_of_an_ordinary_shape_keeps_it(page, site):
     ready(page, site)
-    wide, high = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
+    wide, high = list(map(float, page.locator(".image-canvas").get_attribute("data-plot").split()))[2:]
     assert abs(wide / high - 53 / 37) < 0.01
-    assert "drawn" not in page.locator(".photo-note").inner_text()
+    assert "drawn" not in page.locator(".image-note").inner_text()
 
 
 def test_held_patch_reads_single_weights_until_it_is_let_go(page, site, session):
@@ -237,7 +237,7 @@ def test_register_that_is_held_is_read_over_the_image(page, site, session):
 
 def test_arrow_keys_walk_from_patch_to_patch_and_j_and_k_through_all_tokens(page, site):
     ready(page, f"{site}/#session=1&layer=1&head=2&token={BEFORE + 8}")
-    page.locator(".photo-canvas").focus()
+    page.locator(".image-canvas").focus()
     for key, token in (
         ("ArrowRight", 9),
         ("ArrowDown", 16),
@@ -264,7 +264,7 @@ def test_arrow_keys_walk_from_patch_to_patch_and_j_and_k_through_all_tokens(page
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_strongest_patch_has_the_strongest_colour_and_the_weakest_shows_the_photograph(page, site, session, theme):
     ready(page, f"{site}/#session=1&layer=2&head=4&token=0&theme={theme}")
-    expect(page.locator(".photo-high")).to_be_visible()
+    expect(page.locator(".image-high")).to_be_visible()
     mass = session.capture[2].row(0)[0, 4][BEFORE:]
     far = [203, 250, 240] if theme == "dark" else [24, 32, 82]  # the end of the house's ramp
 
@@ -292,7 +292,7 @@ def test_rows_are_asked_for_where_the_pointer_rests_not_on_its_way(page, site, s
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/row?" in request.url else None)
     ends = [over(page, *middle(session, 1, BEFORE + token)) for token in (0, 34)]
-    page.locator(".photo-canvas").evaluate(CROSS, ends)
+    page.locator(".image-canvas").evaluate(CROSS, ends)
     said(page, BEFORE + 34)
     tokens = [int(re.search(r"token=(\d+)", one)[1]) for one in asked]
     assert set(tokens) <= {0, BEFORE + 34}, "of what lies between nothing is asked"
@@ -307,7 +307,7 @@ def test_capture_without_its_photograph_shows_patches_on_bare_paper(page, sessio
     found = open_file(tmp_path / "run.regard")
     with serving([found]) as address:
         ready(page, f"{address}/#session=1&layer=1&head=2&token=0")
-        expect(page.locator(".photo-note")).to_contain_text("the image itself is not in this capture")
+        expect(page.locator(".image-note")).to_contain_text("the image itself is not in this capture")
         page.mouse.move(*over(page, *middle(found, 1, BEFORE + 12)))
         assert abs(said(page, BEFORE + 12)[1] - float(session.capture[1].row(BEFORE + 12)[0, 2].max())) < 1e-6
 
@@ -321,17 +321,17 @@ def test_capture_that_is_dropped_brings_its_photograph(page, session, tmp_path):
             dropped(page, "run.regard", "application/octet-stream", (tmp_path / "run.regard").read_bytes())
         assert came.value.body() == session.images[0].data
         expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
-        expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
-        expect(page.locator(".photo-note")).not_to_contain_text("the image itself is not in this capture")
+        expect(page.locator(".image-canvas[data-plot]")).to_be_visible()
+        expect(page.locator(".image-note")).not_to_contain_text("the image itself is not in this capture")
 
 
 def test_photograph_that_does_not_come_is_said(page, site):
     page.route("**/image/0", lambda route: route.fulfill(status=200, content_type="image/png", body=b"no picture"))
     page.goto(site)
-    note = page.locator(".photo-note")
+    note = page.locator(".image-note")
     expect(note).to_contain_text("the image did not come: ")
     expect(note).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
-    page.locator(".photo-canvas").hover()
+    page.locator(".image-canvas").hover()
     expect(page.locator(".text-readout")).to_contain_text("exact")  # rows come without it
     expect(note).to_contain_text("the image did not come: ")  # and do not wipe that away
 
@@ -351,7 +351,7 @@ def test_patch_of_a_window_sees_its_window_alone(page, windowed):
         _, exact = said(page, token, 4 * n + int(row.argmax()))
         assert abs(exact - float(row.max())) < 1e-6
         expect(page.locator(".map-window")).to_have_text("window 4 of 12")
-        expect(page.locator(".photo-note")).to_contain_text("12 windows: a patch sees its own window alone")
+        expect(page.locator(".image-note")).to_contain_text("12 windows: a patch sees its own window alone")
         expect(page.locator(".map-how")).to_have_attribute("data-how", "exact")
         assert sum(shares(page).values()) == pytest.approx(1, abs=1e-5)
         label = page.locator(".map-canvas").get_attribute("aria-label")
@@ -385,7 +385,7 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
         ready(page, address)
         head = int(page.locator('.cell[aria-selected="true"]').get_attribute("data-head"))
         assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, head].max()), abs=1e-6)  # the last word, at first
-        words = page.locator(".photo-line").nth(0).locator(".text-piece")
+        words = page.locator(".image-line").nth(0).locator(".text-piece")
         assert words.all_inner_texts() == ["[start]", "a", "cat", "sat"]
         words.nth(2).hover()
         row = view.row(2)[0, head]
@@ -395,7 +395,7 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
         for key in (1, 13, 25):
             page.mouse.move(*over(page, *middle(found, layer, key)))
             assert said(page, 2, key)[1] == pytest.approx(float(row[key]), abs=1e-6)
-        page.locator(".photo-line").nth(1).locator(".text-piece").first.hover()  # cls, a key alone
+        page.locator(".image-line").nth(1).locator(".text-piece").first.hover()  # cls, a key alone
         assert said(page, 2, 0)[1] == pytest.approx(float(row[0]), abs=1e-6)
 
 
@@ -410,7 +410,7 @@ def test_image_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
         got = shares(page)
         assert got["patch"] == pytest.approx(float(row[torch.tensor(kinds == "patch")].sum()), abs=1e-5)
         assert got["text"] == pytest.approx(float(row[torch.tensor(kinds == "text")].sum()), abs=1e-5)
-        shown = page.locator(".photo-chips .text-piece")
+        shown = page.locator(".image-chips .text-piece")
         assert shown.count() == int((kinds == "text").sum())
         index = int(shown.nth(3).get_attribute("data-index"))
         assert float(shown.nth(3).get_attribute("data-weight")) == pytest.approx(float(row[index]), abs=1e-6)
@@ -531,10 +531,10 @@ def test_image_that_is_too_large_is_not_sent(page, seeing):
 
 def test_no_english_word_is_left_in_the_korean_image_pane(page, site):
     ready(page, f"{site}/#session=1&layer=2&head=0&token=0&lang=ko")
-    expect(page.locator(".photo-note")).to_contain_text("패치 5 × 7")
-    texts = [page.locator(at).inner_text() for at in (".photo-bar", ".photo-note", ".said-hint", ".said-how")]
+    expect(page.locator(".image-note")).to_contain_text("패치 5 × 7")
+    texts = [page.locator(at).inner_text() for at in (".image-bar", ".image-note", ".said-hint", ".said-how")]
     assert set(re.findall(r"[A-Za-z]{2,}", " ".join(texts))) <= {"cls"}
-    assert re.search("[가-힣]", page.locator(".photo-canvas").get_attribute("aria-label"))
+    assert re.search("[가-힣]", page.locator(".image-canvas").get_attribute("aria-label"))
 
 
 def test_image_is_reached_by_keys_and_has_a_name(page, site):
@@ -544,11 +544,11 @@ def test_image_is_reached_by_keys_and_has_a_name(page, site):
         page.keyboard.press("Tab")
         reached |= set(
             page.evaluate(
-                "[...document.activeElement.classList].filter((name) => /photo-canvas|text-piece/.test(name))"
+                "[...document.activeElement.classList].filter((name) => /image-canvas|text-piece/.test(name))"
             )
         )
-    assert reached >= {"photo-canvas", "text-piece"}
-    label = page.locator(".photo-canvas").get_attribute("aria-label")
+    assert reached >= {"image-canvas", "text-piece"}
+    label = page.locator(".image-canvas").get_attribute("aria-label")
     assert label.startswith("Image array in 5 × 7 patches")
 
 
@@ -560,9 +560,9 @@ def test_text_and_image_take_each_others_place(page, session, tmp_path):
         ready(page, address)
         page.locator("[data-role=session]").select_option("1")
         expect(page.locator(".text-words .text-piece").nth(1)).to_be_visible()
-        expect(page.locator(".photo-canvas")).to_have_count(0)
+        expect(page.locator(".image-canvas")).to_have_count(0)
         page.locator("[data-role=session]").select_option("2")
-        expect(page.locator(".photo-canvas")).to_be_visible()
+        expect(page.locator(".image-canvas")).to_be_visible()
         assert page.locator("[data-pane=text] .save").count() == 1
         assert page.locator("[data-pane=text]").get_attribute("aria-label") == "Image"
         with page.expect_download() as saved:
@@ -648,7 +648,7 @@ def test_exported_page_of_the_strongest_links_gives_no_shares(page, session, tmp
     write_html(session, target)
     page.goto(f"{target.as_uri()}#session=1&layer=2&head=0&token=0&lang={lang}")
     expect(page.locator("#regard[data-state=ready]")).to_be_visible()
-    expect(page.locator(".photo-part")).to_have_text(words)
+    expect(page.locator(".image-part")).to_have_text(words)
     assert shares(page) == {}, "what is not in the file was counted as 0"
 
 
@@ -685,7 +685,7 @@ const model = {{
 }};
 widget.render({{ model, el: document.getElementById("cell") }});""",
     )
-    expect(page.locator(".photo-share").first).to_be_visible()
+    expect(page.locator(".image-share").first).to_be_visible()
     return page
 
 

@@ -192,28 +192,30 @@ def test_numbers_of_effects_are_written_in_digits_that_count():
         "ticks(0)": [0],
         "meanSize([0.5, -1.5])": 1,
     }
-    assert ran("effects.js", f"[{', '.join(f'page.{call}' for call in said)}]") == list(said.values())
+    assert ran("effects/effects.js", f"[{', '.join(f'page.{call}' for call in said)}]") == list(said.values())
 
 
 @node
 def test_heads_with_much_weight_and_little_effect_stand_out():
     points = [(0.6, 0.4), (0.6, 0.05), (0.5, 0.3), (0.4, 0.25), (0.05, 0.0), (0.0, 0.0)]
     given = [{"layer": 0, "head": n, "weight": weight, "effect": moved} for n, (weight, moved) in enumerate(points)]
-    assert [one["head"] for one in ran("effects.js", f"page.idle({json.dumps(given)})")] == [1]
-    assert ran("effects.js", "page.idle([])") == []
+    assert [one["head"] for one in ran("effects/effects.js", f"page.idle({json.dumps(given)})")] == [1]
+    assert ran("effects/effects.js", "page.idle([])") == []
 
 
 @node
 def test_labels_of_the_scatter_do_not_meet_and_the_nearest_dot_is_meant():
     dots = [{"layer": 0, "head": n, "weight": 1 + n, "effect": 1, "x": 100 + 9 * n, "y": 50} for n in range(3)]
     dots.append({"layer": 1, "head": 0, "weight": 9, "effect": 9, "x": 315, "y": 20})
-    found = ran("scatter.js", f"page.labels({json.dumps(dots)}, {{layer: 0, head: 1}}, new Set())")
+    found = ran("effects/pane.js", f"page.labels({json.dumps(dots)}, {{layer: 0, head: 1}}, new Set())")
     places = [(one["name"], one["anchor"]) for one in found]
     assert places == [("L0H1", "middle"), ("L1H0", "end"), ("L0H0", "end"), ("L0H2", "start")]
     crowd = json.dumps([dot | {"x": 100, "y": 50} for dot in dots])
-    assert len(ran("scatter.js", f"page.labels({crowd}, {{layer: 0, head: 1}}, new Set())")) == 3, "of 4, at one place"
-    assert ran("scatter.js", f"page.nearest({json.dumps(dots)}, {{x: 310, y: 22}})")["layer"] == 1
-    assert ran("scatter.js", f"page.nearest({json.dumps(dots)}, {{x: 200, y: 120}})") is None
+    assert len(ran("effects/pane.js", f"page.labels({crowd}, {{layer: 0, head: 1}}, new Set())")) == 3, (
+        "of 4, at one place"
+    )
+    assert ran("effects/pane.js", f"page.nearest({json.dumps(dots)}, {{x: 310, y: 22}})")["layer"] == 1
+    assert ran("effects/pane.js", f"page.nearest({json.dumps(dots)}, {{x: 200, y: 120}})") is None
 
 
 # ----------------------------------------------------------------------------------------------------------- a browser

@@ -447,7 +447,7 @@ def test_language_and_theme_are_switched(page, site):
     light = page.locator("#regard").evaluate("at => getComputedStyle(at).backgroundColor")
     page.locator("[data-choice=lang] [data-value=ko]").click()
     expect(page.locator("html")).to_have_attribute("lang", "ko")
-    expect(page.locator(".map-how")).to_have_text("정확")
+    expect(page.locator(".map-how")).to_have_text("정확값")
     expect(page.locator(".card .sentence")).to_contain_text("헤드")
     page.locator("[data-choice=theme] [data-value=dark]").click()
     expect(page.locator("#regard")).to_have_attribute("data-theme", "dark")
@@ -462,6 +462,18 @@ def test_system_that_is_dark_and_korean_gets_a_dark_korean_page(browser, site):
         ready(page, site)
         expect(page.locator("html")).to_have_attribute("lang", "ko")
         expect(page.locator("#regard")).to_have_attribute("data-theme", "dark")
+
+
+def test_language_of_the_browser_counts_until_another_is_chosen(browser, site):
+    with opened(browser, locale="ko-KR") as page:
+        ready(page, f"{site}/#layer=2&head=7")
+        page.locator('.cell[data-layer="3"][data-head="1"]').click()
+        page.wait_for_url(re.compile("layer=3"))
+        assert "lang" not in page.url, "who gets this address reads it in their own language"
+        page.locator("[data-choice=lang] [data-value=en]").click()
+        page.wait_for_url(re.compile("lang=en"))
+        page.reload()
+        expect(page.locator("html")).to_have_attribute("lang", "en")
 
 
 def test_no_english_word_is_left_in_the_korean_page(page, site):

@@ -373,7 +373,7 @@ def test_number_that_was_not_measured_is_told_from_nan(page, site, keys, broken)
     ready(page, site)
     found = page.evaluate(
         """async (keys) => {
-          const { headsOf } = await import("/page/heads.js");
+          const { headsOf } = await import("/page/atlas/heads.js");
           const measure = (...numbers) => ({ shape: [2, 1], data: Float32Array.from(numbers) });
           const layers = keys.map((n) => ({ heads: 1, queries: n, keys: n, rows: true }));
           const measures = { entropy: measure(NaN, 1.5), own: measure(NaN, NaN) };

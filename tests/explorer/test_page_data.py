@@ -51,7 +51,7 @@ def numbers(array: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 def asked(data: dict[str, Any], what: str) -> Any:
     """What the page's EmbeddedSource answers to a question, with arrays as lists; {"error"} for what it throws."""
-    script, name = bundle(modules(), "embedded.js")
+    script, name = bundle(modules(), "source/embedded.js")
     ask = f"""
 const source = new {name}.EmbeddedSource({json.dumps(data)});
 const plain = (name, value) => (value instanceof Float32Array ? Array.from(value) : value); // NaN becomes null

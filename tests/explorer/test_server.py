@@ -31,6 +31,7 @@ from regard.cli import main, serve
 from regard.explorer import answers, jobs
 from regard.explorer import jobs as shelves
 from regard.lens.capture import Capture, Record
+from regard.locale import catalogue
 from regard.session.session import Session, look_at
 
 pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
@@ -412,7 +413,7 @@ def test_foreign_origin_is_refused(client, origin):
 def test_request_that_a_browser_marks_as_of_another_site_is_refused(client):
     headers = {"sec-fetch-site": "cross-site"}
     assert client.get("/api/sessions", headers=headers).status_code == 403
-    assert client.get("/page/source.js", headers=headers).status_code == 200, "a link to the page is harmless"
+    assert client.get("/page/source/source.js", headers=headers).status_code == 200, "a link to the page is harmless"
 
 
 def test_port_80_may_be_left_out():
@@ -473,7 +474,7 @@ def unknown(client: TestClient) -> TestClient:
 def test_nothing_is_answered_without_the_token(client, unknown):
     paths = [
         "/",
-        "/page/main.js",
+        "/page/shell/main.js",
         "/openapi.json",
         "/favicon.ico",
         "/nothing",
@@ -660,18 +661,15 @@ def test_serve_hands_keys_to_ignore_to_its_models(monkeypatch):
     assert made[0].ignore == ("x", "y")
 
 
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        (
-            "words.js",
-            ["한 키가 받는 최대 비율", '"에서 보는 토큰:"', "계산 과정을 보여 줄 수 없습니다", "위치 바이어스"],
-        ),
-        ("panewords.js", ["첫 키를 보여 줍니다"]),
-    ],
-)
-def test_page_has_one_korean_term_for_one_thing(file, words):
-    text = (Path(server.__file__).parent / "page" / file).read_text(encoding="utf-8")
+def test_page_has_one_korean_term_for_one_thing():
+    text = "\n".join(catalogue("ko", "page").values())
+    words = [
+        "한 키가 받는 최대 비율",
+        "에서 보는 토큰:",
+        "계산 과정을 보여 줄 수 없습니다",
+        "위치 바이어스",
+        "첫 키를 보여 줍니다",
+    ]
     assert [word for word in words if word not in text] == []
     refused = "글(?!로벌)|사진|(?<![가-힣])지도|층|창|전역|교차|greedy|디렉터리|수신|편향|측정값|계산 단계"
     assert re.findall(refused, text) == []
@@ -679,7 +677,7 @@ def test_page_has_one_korean_term_for_one_thing(file, words):
 
 def test_no_korean_particle_hangs_on_what_fills_a_place():
     """은 or 는, 이 or 가: which one depends on the sound before, and a place is filled by anything."""
-    text = (Path(server.__file__).parent / "page" / "words.js").read_text(encoding="utf-8")
+    text = "\n".join(catalogue("ko", "page").values())
     assert re.findall(r"\}”?(?:[은는이을를와과]|가(?!중)|라는|으?로 )|\((?:[은는이가을를와과]|으)\)", text) == []
 
 

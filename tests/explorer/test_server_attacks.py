@@ -396,7 +396,7 @@ def test_client_that_leaves_in_the_middle_changes_nothing(there, file, reset):
 
 
 def test_reader_that_leaves_in_the_middle_of_an_answer_changes_nothing(there):
-    sent = there.head("GET /page/main.js HTTP/1.1") + there.head("GET /openapi.json HTTP/1.1")
+    sent = there.head("GET /page/shell/main.js HTTP/1.1") + there.head("GET /openapi.json HTTP/1.1")
     for _ in range(5):
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)

@@ -14,6 +14,7 @@ import regard
 from regard.explorer import answers, widget
 from regard.explorer.export import bundle, modules
 from regard.explorer.widget import answer, module, show
+from regard.locale import catalogue
 from regard.session.session import Session, show_image
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
@@ -103,10 +104,15 @@ def test_the_module_is_javascript(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_module_carries_the_korean_texts():
+    rendered = module().rsplit("export default", 1)[1]
+    assert json.dumps({"ko": catalogue("ko", "page")}, ensure_ascii=False) in rendered
+
+
 @node
 def test_the_pages_source_asks_by_messages_and_hears_its_own_answers_only():
     """A notebook of three lines: it answers each message twice, once with somebody else's number."""
-    script, name = bundle(modules(), "notebook.js")
+    script, name = bundle(modules(), "shell/notebook.js")
     script += f"""
 const listeners = new Set();
 const sent = [];

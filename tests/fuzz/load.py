@@ -115,7 +115,10 @@ class Client:
         self.ask("GET", f"/api/session/{session}/{path}")
 
     def page(self) -> None:
-        self.ask("GET", self.dice.choice(["/", "/page/main.js", "/page/layout.css", "/api/models", "/openapi.json"]))
+        self.ask(
+            "GET",
+            self.dice.choice(["/", "/page/shell/main.js", "/page/shell/layout.css", "/api/models", "/openapi.json"]),
+        )
 
     def wrong(self) -> None:
         verb, path, body = self.dice.choice(

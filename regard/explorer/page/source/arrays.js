@@ -1,0 +1,94 @@
+// Packed arrays as numbers: {"shape", "f32"} of an answer, little-endian float32 in base64, decoded on arrival; those
+// of an exported page, floats or whole numbers of two or four bytes, perhaps compressed, decoded when first asked for.
+
+/** @typedef {{shape: number[], f32: string}} Packed  as it travels */
+/** @typedef {{shape: number[], data: Float32Array}} Numbers  as the panes see it; the last axis runs fastest */
+
+/**
+ * One packed array as numbers.
+ * @param {Packed} packed
+ * @returns {Numbers}
+ */
+function unpack(packed) {
+  const bytes = Uint8Array.from(atob(packed.f32), (letter) => letter.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  const data = new Float32Array(bytes.length >> 2);
+  for (let i = 0; i < data.length; i++) data[i] = view.getFloat32(4 * i, true);
+  return { shape: packed.shape, data };
+}
+
+/**
+ * An answer with every packed array in it decoded, at any depth.
+ * @param {any} answer
+ * @returns {any}
+ */
+export function unpackAll(answer) {
+  if (Array.isArray(answer)) return answer.map(unpackAll);
+  if (answer === null || typeof answer !== "object") return answer;
+  if (answer.data instanceof Float32Array) return answer;
+  if (typeof answer.f32 === "string" && Array.isArray(answer.shape)) return unpack(answer);
+  return Object.fromEntries(Object.entries(answer).map(([name, value]) => [name, unpackAll(value)]));
+}
+
+/**
+ * A plain list of numbers, whether it came as a list or packed.
+ * @template {number | null} T
+ * @param {T[] | Numbers | null | undefined} values
+ * @returns {(T | number)[]}
+ */
+export function list(values) {
+  if (!values) return [];
+  return Array.isArray(values) ? values : Array.from(values.data);
+}
+
+// ----------------------------------------------------------------------------------------------------- exported arrays
+
+/**
+ * error: the largest rounding error of weights, which are then u16 and 65,535 times as large.
+ * @typedef {{shape: number[], f32?: string, u16?: string, u32?: string, deflate?: boolean, error?: number}} Compressed
+ */
+
+const LEVELS = 65535; // of a rounded weight
+
+/** @type {WeakMap<Compressed, Promise<Numbers>>} */
+const unpacked = new WeakMap();
+
+/**
+ * A packed array as numbers; the same promise for the same array.
+ * @param {Compressed} packed
+ * @returns {Promise<Numbers>}
+ */
+export function numbers(packed) {
+  let found = unpacked.get(packed);
+  if (found === undefined) {
+    found = decode(packed);
+    unpacked.set(packed, found);
+  }
+  return found;
+}
+
+/**
+ * @param {Compressed} packed
+ * @returns {Promise<Numbers>}
+ */
+async function decode(packed) {
+  const bytes = Uint8Array.from(atob(packed.f32 ?? packed.u16 ?? packed.u32 ?? ""), (letter) => letter.charCodeAt(0));
+  const plain = packed.deflate ? await inflated(bytes) : bytes.buffer;
+  const view = new DataView(plain);
+  const [width, read] =
+    packed.f32 !== undefined
+      ? [4, (/** @type {number} */ at) => view.getFloat32(at, true)]
+      : packed.u32 !== undefined
+        ? [4, (/** @type {number} */ at) => view.getUint32(at, true)]
+        : [2, (/** @type {number} */ at) => view.getUint16(at, true)];
+  const data = new Float32Array(plain.byteLength / width); // a key's number is exact there up to 2^24
+  const unit = packed.error === undefined ? 1 : LEVELS;
+  for (let i = 0; i < data.length; i++) data[i] = read(i * width) / unit;
+  return { shape: packed.shape, data };
+}
+
+/** @param {Uint8Array<ArrayBuffer>} bytes */
+async function inflated(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}

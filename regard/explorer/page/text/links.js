@@ -1,0 +1,183 @@
+// The strongest links of a query: a line for the one that is looked at, a list, and, in short texts, arcs above the
+// words. Arcs are for eyes alone: the list and the words' own labels say the same.
+
+import { stepAt } from "../shared/colours.js";
+import { fill, focusedAround, make, svgElement } from "../shared/elements.js";
+import { digits, howText, message, translate } from "../shared/messages.js";
+
+/** @typedef {{key: number, weight: number}} Top */
+/**
+ * @typedef {{key: number | null, lang: string, scale: import("../shared/colours.js").Scale,
+ *   paper: import("../shared/colours.js").Paper, name: (key: number) => string}} Listed
+ */
+
+export const NO_ROWS = message(
+  'This capture holds no queries and keys, so exact rows cannot be had: capture with keep="qk".',
+);
+
+export class LinkList {
+  /** @param {(key: number) => void} go  told which key was chosen */
+  constructor(go) {
+    this.go = go;
+    this.element = make("div", { class: "text-links", hidden: true });
+    this.shown = "";
+  }
+
+  /**
+   * @param {Top[]} top  strongest first
+   * @param {Listed} how
+   */
+  show(top, { key, lang, scale, paper, name }) {
+    const names = top.map((link) => name(link.key));
+    const shown = JSON.stringify([top, names, key, lang, scale.kind, scale.high, paper.dark]);
+    if (shown === this.shown) return;
+    this.shown = shown;
+    this.element.hidden = top.length === 0;
+    const focus = focusedAround(this.element);
+    const focused = this.element.contains(focus) ? focus?.getAttribute("data-key") : null;
+    const lines = top.map((link, i) => {
+      const colour = paper.ramp.css[stepAt(Math.max(0.35, scale.place(link.weight)))];
+      const width = `${((100 * link.weight) / top[0].weight).toFixed(1)}%`;
+      return make("li", {}, this.#line(link, names[i], link.key === key, `width: ${width}; background: ${colour}`));
+    });
+    fill(this.element, make("h3", {}, translate("Strongest links", lang)), make("ol", {}, ...lines));
+    if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-key="${focused}"]`))?.focus();
+  }
+
+  /**
+   * @param {Top} link
+   * @param {string} name
+   * @param {boolean} chosen
+   * @param {string} bar
+   */
+  #line({ key, weight }, name, chosen, bar) {
+    const given = { type: "button", "aria-pressed": String(chosen), "data-key": key, "data-weight": weight };
+    return make(
+      "button",
+      { ...given, onclick: () => this.go(key) },
+      make("bdi", { class: "link-word" }, name),
+      make("span", { class: "link-place" }, String(key)),
+      make("span", { class: "link-bar" }, make("span", { style: bar })),
+      make("span", { class: "link-weight" }, digits(weight)),
+    );
+  }
+}
+
+/**
+ * One link in words: query, key, weight, whether that is exact, and what one may do.
+ * @param {{row: import("../source/source.js").Row, key: number | null, lang: string, queryName: string, keyName: string,
+ *   place: number, hint: string}} said  place: where the query stands among the words
+ * @returns {Node[]}
+ */
+export function sayLink({ row, key, lang, queryName, keyName, place, hint }) {
+  const weight = key === null ? (hasNaN(row) ? NaN : null) : weightOf(row, key);
+  return [
+    make("bdi", { class: "said-query" }, queryName),
+    make("span", { class: "said-place" }, String(place)),
+    make("span", {}, "→"),
+    make("bdi", { class: "said-key" }, keyName),
+    make("span", { class: "said-place" }, key === null ? "" : String(key)),
+    make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
+    make(
+      "span",
+      { class: "said-how" },
+      Number.isNaN(weight) ? translate("weights are NaN: see regard doctor", lang) : howText(row.how, lang),
+    ),
+    make("span", { class: "said-hint" }, hint),
+  ];
+}
+
+/**
+ * Are weights of a row NaN? Where a page holds the strongest alone, NaN stands for those that it does not hold.
+ * @param {import("../source/source.js").Row} row
+ */
+export function hasNaN({ weights, how }) {
+  return how !== "strongest" && weights.data.some(Number.isNaN);
+}
+
+/**
+ * The weight of a key, null where this answer does not hold it.
+ * @param {import("../source/source.js").Row} row
+ * @param {number} key
+ */
+function weightOf(row, key) {
+  const weight = row.weights.data[key - row.start];
+  if (key >= row.start && key < row.stop && !(row.how === "strongest" && Number.isNaN(weight))) return weight;
+  return row.top.find((link) => link.key === key)?.weight ?? null;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- arcs
+
+/** @typedef {{from: HTMLElement, to: HTMLElement, weight: number, place: number}} Arc */
+
+/** Numbers are written on so many of the strongest arcs. */
+const NUMBERED = 5;
+/** Pixels above the top of an arc that its number takes. */
+const NUMBER = 10;
+
+/**
+ * Draw these arcs, and no others.
+ * @param {SVGSVGElement} svg  laid over the words
+ * @param {Arc[]} arcs  strongest first
+ * @param {import("../shared/colours.js").Paper} paper
+ */
+export function drawArcs(svg, arcs, paper) {
+  const origin = svg.getBoundingClientRect();
+  /** @type {{x: number, y: number}[]} */
+  const written = [];
+  const drawn = arcs.map((arc, order) => {
+    const { path, apex } = courseOf(arc, origin);
+    const line = svgElement("path", { d: path, class: "arc", stroke: paper.ramp.css[Math.round(115 + 140 * arc.place)] });
+    line.setAttribute("stroke-width", String(1 + 4 * arc.place));
+    const free = written.every(({ x, y }) => Math.abs(x - apex.x) > 44 || Math.abs(y - apex.y) > 11);
+    if (order >= NUMBERED || !free) return [line];
+    written.push(apex);
+    const number = svgElement("text", { x: apex.x, y: apex.y, class: "arc-number", fill: paper.ink, stroke: paper.paper });
+    number.textContent = digits(arc.weight);
+    return [line, number];
+  });
+  // Strong ones last, on top; numbers above all lines.
+  const marks = drawn.reverse().flat();
+  svg.replaceChildren(...marks.filter((mark) => mark.tagName === "path"), ...marks.filter((mark) => mark.tagName !== "path"));
+}
+
+/** A drawing for arcs, hidden from screen readers. */
+export function arcsLayer() {
+  return /** @type {SVGSVGElement} */ (svgElement("svg", { class: "arcs", "aria-hidden": "true" }));
+}
+
+/**
+ * The course of an arc, and where its number stands.
+ * @param {Arc} arc
+ * @param {DOMRect} origin
+ */
+function courseOf({ from, to }, origin) {
+  const [start, end] = [edgesOf(from, origin), edgesOf(to, origin)];
+  if (from === to) return loop({ x: start.x, y: start.top });
+  if (Math.abs(start.top - end.top) < 8) {
+    const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x), Math.max(8, start.top - NUMBER)); // not out of sight
+    const [y, over] = [start.top, start.top - lift * 1.33];
+    const path = `M${start.x} ${y} C${start.x} ${over} ${end.x} ${over} ${end.x} ${end.top}`;
+    return { path, apex: { x: (start.x + end.x) / 2, y: y - lift - 3 } };
+  }
+  // Between lines the arc runs from edge to edge that face each other, so that it crosses no word of its own lines.
+  const up = end.top < start.top;
+  const [y, at] = up ? [start.top, end.bottom] : [start.bottom, end.top];
+  const middle = (y + at) / 2;
+  const path = `M${start.x} ${y} C${start.x} ${middle} ${end.x} ${middle} ${end.x} ${at}`;
+  return { path, apex: { x: end.x, y: up ? at + 13 : at - 6 } };
+}
+
+/** @param {{x: number, y: number}} at */
+function loop({ x, y }) {
+  return { path: `M${x - 5} ${y} C${x - 14} ${y - 20} ${x + 14} ${y - 20} ${x + 5} ${y}`, apex: { x, y: y - 17 } };
+}
+
+/**
+ * @param {HTMLElement} word
+ * @param {DOMRect} origin
+ */
+function edgesOf(word, origin) {
+  const box = word.getClientRects()[0] ?? word.getBoundingClientRect();
+  return { x: box.left + box.width / 2 - origin.left, top: box.top - origin.top - 1, bottom: box.bottom - origin.top + 1 };
+}
