@@ -34,6 +34,7 @@ from regard.cli.outputs import (
     PIPE,
     Part,
     Terminal,
+    bar,
     check_output,
     describe_atlas,
     fit,
@@ -43,7 +44,6 @@ from regard.cli.outputs import (
     write_figure,
     write_session,
 )
-from regard.cli.why import LinkEffects, measure_links
 from regard.locale import translate
 from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
@@ -206,6 +206,7 @@ def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[in
 def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """What is said of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
+    from regard.session.effects import LinkEffects, measure_links
     from regard.session.heads import obstacle, strongest
     from regard.session.sentences import WARNING
 
@@ -216,7 +217,8 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     if why is None:
         count = options.top or LINKS
         ranked = strongest(session, layers, count=count, head=head, queries=tokens, every=options.all)
-        effects = measure_links(session, ranked, options.why)
+        with bar(session.name) as tick:
+            effects = measure_links(session, ranked, options.why, tick)
         links = [
             {**link._asdict(), "words": [words[link.query], words[link.key]], "effect": effect}
             for link, effect in zip(ranked, effects.values, strict=True)
