@@ -41,7 +41,8 @@ from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
-from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, opening_of, pooled_tile
+from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
+from regard.session.labels import shown, token_name
 from regard.session.protocol import (
     ArrayJSON,
     EffectsAnswer,
@@ -57,12 +58,15 @@ from regard.session.protocol import (
     NumbersJSON,
     OverviewAnswer,
     PatchGridJSON,
+    RankedAnswer,
+    RankedLinkJSON,
     RowAnswer,
     StepsAnswer,
     TileAnswer,
     TokensAnswer,
 )
-from regard.session.sentences import WARNING, sentence
+from regard.session.ranking import opening_of, ranked_links
+from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
 
 VERSION = 1
@@ -74,6 +78,7 @@ DIGITS = 6  # of a fraction of an image's side
 BINS = 1024  # of a measure by position, and of a ribbon
 CELLS = 64  # of a map, each way
 LINKS = 12
+RANKED, MOST_RANKED = 8, 64  # links of a whole session
 TOP = 12  # keys of a row
 MOST_WEIGHTS = 1 << 17  # of a row in one answer
 LARGEST_TILE = 256  # cells each way
@@ -431,6 +436,39 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     else:
         how = "pooled"
     return {"layer": layer, "head": head, "links": strongest, "how": how}
+
+
+def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
+    """The strongest links of the session across all heads, ranked as `regard look` ranks them; at most 64."""
+    if not 1 <= count <= MOST_RANKED:
+        raise ValueError(f"count must be 1 to {MOST_RANKED}, got {count}")
+    links, complete = ranked_links(session, count)
+    opening, rows = opening_of(session), []
+    for link in links:
+        layer = session.layers[link.layer]
+        query = link.query - (0 if layer.sides is not None else layer.start or 0)
+        measured = session.effects.links.get((link.layer, link.head, query, link.key))
+        if layer.sides is None:
+            words = [token_name(session.tokens, at) for at in (link.query, link.key)]
+        else:
+            words = [
+                shown(token_label(session, link.layer, query, "queries")) or str(query),
+                shown(token_label(session, link.layer, link.key)) or str(link.key),
+            ]
+        rows.append(
+            RankedLinkJSON(
+                layer=link.layer,
+                head=link.head,
+                query=query,
+                key=link.key,
+                weight=link.weight,
+                words=words,
+                effect=None if measured is None else measured["effect"],
+            )
+        )
+    places = [{"layer": row["layer"], "head": row["head"], "token": row["query"], "key": row["key"]} for row in rows]
+    selected = next((n for n, place in enumerate(places) if place == opening), None)
+    return {"links": rows, "complete": complete, "selected": selected}
 
 
 def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:

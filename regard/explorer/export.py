@@ -4,6 +4,7 @@ The data of the page is JSON:
     {"version": 1, "lang": "en", "sessions": {"1": {
         "overview": the overview,
         "labels": every token's label, or null where the overview has them all,
+        "ranked": the strongest links across all heads,
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
@@ -191,6 +192,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
             "1": {
                 "overview": overview,
                 "labels": labels if len(labels) > len(overview["labels"]) else None,
+                "ranked": answers.ranked(session),
                 "heads": heads,
                 "sentences": {
                     one: {_name(p): sentence(session, *p, heads[_name(p)]["numbers"], one) for p in places}

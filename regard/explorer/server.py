@@ -22,6 +22,7 @@ from regard.session.protocol import (
     HeadAnswer,
     LinksAnswer,
     OverviewAnswer,
+    RankedAnswer,
     RowAnswer,
     StepsAnswer,
     TileAnswer,
@@ -305,6 +306,11 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
     ) -> LinksAnswer:
         """The strongest links of a head."""
         return state.answer(session, answers.links, layer, head, many)
+
+    @server.get("/api/session/{session}/ranked")
+    def ask_ranked(session: str, count: Annotated[int, Query(ge=1, le=64)] = 8) -> RankedAnswer:
+        """The strongest links of the session across all heads."""
+        return state.answer(session, answers.ranked, count)
 
     @server.get("/api/session/{session}/row")
     def ask_row(

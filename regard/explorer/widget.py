@@ -26,6 +26,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "overview": (answers.overview, ()),
     "tokens": (answers.tokens, ("start", "stop")),
     "head": (answers.head, ("layer", "head", "lang")),
+    "ranked": (answers.ranked, ("count",)),
     "row": (answers.row, ("layer", "head", "token", "start", "stop")),
     "tile": (answers.tile, ("layer", "head", "rows", "cols", "size")),
     "steps": (answers.steps, ("layer", "head", "token", "key")),

@@ -15,10 +15,11 @@ from regard.edits.editing import edit
 from regard.edits.effects import effect
 from regard.edits.metrics import Metric, moved
 from regard.lens.edit_records import Effect
-from regard.session.heads import Layer, RankedLink
+from regard.session.heads import Layer
 from regard.session.labels import shown
 from regard.session.protocol import LinkEffectJSON, NoEffects
-from regard.session.sentences import key_label
+from regard.session.ranking import RankedLink
+from regard.session.sentences import token_label
 from regard.session.session import MOVED, Session
 from regard.tasks.inputs import eval_mode
 
@@ -96,7 +97,7 @@ def check_link(session: Session, token: int, key: int, layer: int | None = None,
             raise IndexError(f"{name} {value} is out of range: there are {count}, counted from 0")
     picked = slice(None) if head is None else slice(head, head + 1)
     if not any(bool((_weights(one, token, key)[picked] != 0).any()) for one in layers):
-        words = {at: shown(key_label(session, layers[0].index, at)) for at in (token, key)}
+        words = {at: shown(token_label(session, layers[0].index, at)) for at in (token, key)}
         query, to = (f"“{words[at]}” ({at})" if words[at] else f"token {at}" for at in (token, key))
         where = "any layer" if layer is None else f"layer {layer}"
         raise ValueError(f"{query} does not see {to} in {where}: the mask hides it, so there is no link to knock out")

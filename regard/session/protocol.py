@@ -154,6 +154,34 @@ class LinksAnswer(TypedDict):
     how: How
 
 
+class RankedLinkJSON(TypedDict):
+    """A strong link, in the head where it ranks highest.
+
+    words: the query and the key for people: a word (of a piece, with the piece in brackets), a patch's row and column,
+    a kind such as "cls", or a number.  effect: what was measured of it, as `LinkEffectJSON` says; null if nothing.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    words: list[str]
+    effect: float | None
+
+
+class RankedAnswer(TypedDict):
+    """The strongest links of the session across all heads, best first: words of a text, or patches of an image.
+
+    complete: whether all links were searched; of long texts and large images some queries are.
+    selected: which of them the page opens on, or null.
+    """
+
+    links: list[RankedLinkJSON]
+    complete: bool
+    selected: int | None
+
+
 class NumbersJSON(TypedDict):
     """A head in numbers; null where not measured.
 

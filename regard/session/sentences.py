@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from regard.lens.overlays import ImagePatches, name_kind
 from regard.lens.patterns import KEYS, REST
 from regard.locale import Lang, translate
@@ -34,7 +36,7 @@ def sentence(session: Session, layer: int, head: int, numbers: NumbersJSON, lang
     resting = measured.names[head][:1] in ((), ("first",)) and first == last == _first_key(session, layer)
     if share is None or first is None or last is None or (resting and share >= REST):
         return " ".join(parts)
-    amount, word = _percent(share), key_label(session, layer, first)
+    amount, word = _percent(share), token_label(session, layer, first)
     key = f"{first} “{word[:64]}”" if word else str(first)
     if first != last:
         most = "Tokens {first} to {last} receive most: {share} of all attention each."
@@ -54,7 +56,7 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
     if not shares:
         return [translate("Head {head} of layer {layer}: its patterns were not measured.", lang, **where)]
     keys, first = dict(KEYS[lang]), _first_key(session, layer)
-    if first is not None and (word := shown(key_label(session, layer, first))):
+    if first is not None and (word := shown(token_label(session, layer, first))):
         keys["first"] = translate("the first token (“{word}”)", lang, word=word)
     if not measured.names[head]:  # what the first token gets, and the pattern that comes nearest
         order = sorted((name for name in shares if name != "uniform"), key=lambda name: -shares[name])
@@ -120,14 +122,15 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
-def key_label(session: Session, layer: int, key: int) -> str:
-    """The label of a key of a layer: a token, a patch's row and column, or what kind it is; "" if unknown."""
+def token_label(session: Session, layer: int, token: int, side: Literal["queries", "keys"] = "keys") -> str:
+    """A query or key of a layer: its token, a patch's row and column, or what kind it is; "" if unknown."""
     seen = session.layers[layer]
     if seen.sides is None:
-        fits = seen.sizes[1] == len(session.tokens)  # else they are another sequence's words
-        return session.tokens[key] if fits and key < len(session.tokens) else ""
-    layout = seen.sides.keys
-    window, index = divmod(key, layout.shape[1])
+        start, count = ((seen.start or 0), seen.sizes[0]) if side == "queries" else (0, seen.sizes[1])
+        fits = seen.start is not None or count == len(session.tokens)  # else they are another sequence's words
+        return session.tokens[start + token] if fits and start + token < len(session.tokens) else ""
+    layout = getattr(seen.sides, side)
+    window, index = divmod(token, layout.shape[1])
     kind, image = str(layout.kind[window, index]), int(layout.image[window, index])
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""

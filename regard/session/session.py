@@ -38,8 +38,9 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
-from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
+from regard.session.heads import HeadNumbers, Layer, head_numbers, layers_of
 from regard.session.protocol import LinkEffectJSON, Opening
+from regard.session.ranking import RankedLink, rank_heads
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")

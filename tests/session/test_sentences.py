@@ -16,7 +16,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
 from regard.locale import Lang
-from regard.session.heads import strongest
+from regard.session.ranking import strongest
 from regard.session.session import Session, default_model, look_at, session_of
 
 DEMO = "The animal didn't cross the street because it was too tired."
@@ -176,9 +176,9 @@ def planted(n: int, query: int, key: int) -> Session:
 def test_long_text_is_ranked_by_tokens_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planted(40, 36, 9)
     assert overview(whole)["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 40 * 10)  # ten tokens of forty
+    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 40 * 10)  # ten tokens of forty
     assert overview(planted(40, 36, 9))["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 39)  # not one
+    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 39)  # not one
     assert overview(planted(40, 36, 9))["opening"] is None
 
 
