@@ -5,6 +5,8 @@ The data of the page is JSON:
         "overview": the overview,
         "labels": every token's label, or null where the overview has them all,
         "ranked": the strongest links across all heads,
+        "thumbnails": the small maps of all heads,
+        "hover": whether every weight of every head is there, of which the page makes one token's row in all of them,
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
@@ -193,6 +195,8 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 "overview": overview,
                 "labels": labels if len(labels) > len(overview["labels"]) else None,
                 "ranked": answers.ranked(session),
+                "thumbnails": answers.thumbnails(session),
+                "hover": len(plan.whole) == plan.heads,
                 "heads": heads,
                 "sentences": {
                     one: {_name(p): sentence(session, *p, heads[_name(p)]["numbers"], one) for p in places}

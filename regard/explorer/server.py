@@ -20,12 +20,15 @@ from regard.locale import Lang
 from regard.session.protocol import (
     EffectsAnswer,
     HeadAnswer,
+    LinkHeadsAnswer,
     LinksAnswer,
     OverviewAnswer,
     RankedAnswer,
     RowAnswer,
     StepsAnswer,
+    ThumbnailsAnswer,
     TileAnswer,
+    TokenRowsAnswer,
     TokensAnswer,
 )
 from regard.session.session import Session, open_file
@@ -311,6 +314,23 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
     def ask_ranked(session: str, count: Annotated[int, Query(ge=1, le=64)] = 8) -> RankedAnswer:
         """The strongest links of the session across all heads."""
         return state.answer(session, answers.ranked, count)
+
+    @server.get("/api/session/{session}/thumbnails")
+    def ask_thumbnails(session: str) -> ThumbnailsAnswer:
+        """Small maps of all heads."""
+        return state.answer(session, answers.thumbnails)
+
+    @server.get("/api/session/{session}/rows_of_token")
+    def ask_rows_of_token(
+        session: str, token: Count, layer: Count = 0, width: Annotated[int, Query(ge=1, le=1024)] = 64
+    ) -> TokenRowsAnswer:
+        """One query's row in every head."""
+        return state.answer(session, answers.rows_of_token, token, layer, width)
+
+    @server.get("/api/session/{session}/link_in_heads")
+    def ask_link_in_heads(session: str, token: Count, key: Count, layer: Count = 0) -> LinkHeadsAnswer:
+        """The weight of one link in every head, and its effects where they were measured."""
+        return state.answer(session, answers.link_in_heads, token, key, layer)
 
     @server.get("/api/session/{session}/row")
     def ask_row(

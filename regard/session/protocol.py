@@ -17,6 +17,17 @@ class ArrayJSON(TypedDict):
     f32: str
 
 
+class LevelsJSON(TypedDict):
+    """A small array of each head, (H, …): base64 of bytes, row-major; a value is its byte times its head's scale.
+
+    scale: (H) fp32, the largest value of the head ÷ 255; NaN for a head with NaN or infinite weights.
+    """
+
+    shape: list[int]
+    u8: str
+    scale: ArrayJSON
+
+
 class LayerJSON(TypedDict):
     """One attention layer of the model: a module, or one of its runs.
 
@@ -135,6 +146,81 @@ class TokensAnswer(TypedDict):
 
     start: int
     labels: list[str]
+
+
+class PatchLevelsJSON(TypedDict):
+    """What the patches of one image get, (H, r, c) in at most 24 × 24 cells.
+
+    rows, columns: top and bottom, left and right of each row and column of cells, as fractions of the image's sides.
+    """
+
+    image: int
+    rows: list[list[float]]
+    columns: list[list[float]]
+    levels: LevelsJSON
+
+
+class ThumbnailsJSON(TypedDict):
+    """The small maps of a layer's heads.
+
+    levels: (H, ≤ 24, ≤ 24), rows are queries; a cell is the sum of its weights divided by its number of queries.
+    rows, cols: edges of the cells, in queries and in keys.  how: "exact" if a cell is one weight.
+    images: what patches receive of a query on average, by image; empty without images.
+    With windows, levels are those of the first one, and images those of all.
+    """
+
+    layer: int
+    levels: LevelsJSON
+    rows: list[int]
+    cols: list[int]
+    how: How
+    images: list[PatchLevelsJSON]
+
+
+class ThumbnailsAnswer(TypedDict):
+    """The thumbnails of every head, by layer; null for a layer without a map."""
+
+    layers: list[ThumbnailsJSON | None]
+
+
+class TokenRowsJSON(TypedDict):
+    """One query's row in all heads of a layer.
+
+    token: the query's number in this layer.  levels: (H, ≤ width), sums by cells of keys.
+    cols: edges of the cells, in keys; with windows, in keys of all of them.  how: "exact" if a cell is one weight.
+    images: (H, r, c) sums by cells of patches, by image; rows and columns as in `ThumbnailsJSON`.
+    other: (H) the weight on keys that are no patches; null without images.
+    """
+
+    layer: int
+    token: int
+    levels: LevelsJSON
+    cols: list[int]
+    how: How
+    images: list[LevelsJSON]
+    other: ArrayJSON | None
+
+
+class TokenRowsAnswer(TypedDict):
+    """One query's row in every head; null for a layer that has no such query, or no exact rows."""
+
+    token: int
+    layer: int
+    layers: list[TokenRowsJSON | None]
+
+
+class LinkHeadsAnswer(TypedDict):
+    """One link in every head.
+
+    weights: (layers, most heads), NaN where a layer has no such link or no exact rows.
+    effects: the same of what was measured, NaN where nothing was; null if nothing was anywhere.
+    """
+
+    token: int
+    key: int
+    layer: int
+    weights: ArrayJSON
+    effects: ArrayJSON | None
 
 
 class LinkJSON(TypedDict):
