@@ -44,6 +44,7 @@ from regard.session.atlas import layer_row, link_weights, patch_cells, place_in,
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
 from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
 from regard.session.labels import shown, token_name
+from regard.session.predictions import predict
 from regard.session.protocol import (
     ArrayJSON,
     EffectsAnswer,
@@ -62,6 +63,7 @@ from regard.session.protocol import (
     OverviewAnswer,
     PatchGridJSON,
     PatchLevelsJSON,
+    PredictionsAnswer,
     RankedAnswer,
     RankedLinkJSON,
     RowAnswer,
@@ -754,3 +756,16 @@ def measure(session: Session, token: int, key: int, layer: int | None = None, he
         for _ in measure_heads(session, token, key):
             pass
     return effects(session, token, key)
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+def predictions(session: Session, without: list[list[int]] | None = None) -> PredictionsAnswer:
+    """What the model predicts, from running it once more. without: [layer, head] of heads to switch off."""
+    places = without or []
+    if not isinstance(places, list) or any(
+        not isinstance(place, list) or [type(n) for n in place] != [int, int] for place in places
+    ):
+        raise TypeError(f"without must be [[layer, head], …], got {without!r}")
+    return predict(session, [(layer, head) for layer, head in places])

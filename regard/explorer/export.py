@@ -11,6 +11,7 @@ The data of the page is JSON:
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
         "effects": {"token.key": what was measured of the link},
+        "predictions": what the model predicts; null for a text of more than 1,024 tokens,
         "images": addresses that hold the bytes of each image: "data:image/jpeg;base64,…",
         "left_out": {language: what is not there, in words}, or null}}}
 
@@ -52,6 +53,7 @@ from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
 from regard.locale import Lang, translate
+from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
 from regard.session.sentences import sentence
 from regard.session.session import Session
@@ -205,6 +207,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 "arrays": arrays,
                 "steps": steps,
                 "effects": {f"{token}.{key}": answers.effects(session, token, key) for token, key in measured},
+                "predictions": answers.predictions(session) if len(session.tokens) <= LONGEST else None,
                 "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
                 "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
             }

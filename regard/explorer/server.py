@@ -23,6 +23,7 @@ from regard.session.protocol import (
     LinkHeadsAnswer,
     LinksAnswer,
     OverviewAnswer,
+    PredictionsAnswer,
     RankedAnswer,
     RowAnswer,
     StepsAnswer,
@@ -76,6 +77,9 @@ ERRORS: dict[int | str, str] = {
 
 T = TypeVar("T")
 Count = Annotated[int, Query(ge=0)]
+HeadsText = Annotated[
+    str, Query(pattern=r"^(\d{1,4}\.\d{1,4}(,\d{1,4}\.\d{1,4})*)?$", max_length=8192, description="layer.head,…")
+]
 SpanText = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
 
 
@@ -357,6 +361,13 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         """The steps of one query with their numbers."""
         with state.running(session):
             return state.answer(session, answers.steps, layer, head, token, key)
+
+    @server.get("/api/session/{session}/predictions")
+    def ask_predictions(session: str, without: HeadsText = "") -> PredictionsAnswer:
+        """What the model predicts, with some heads switched off if asked."""
+        heads = [[int(n) for n in place.split(".")] for place in without.split(",") if place]
+        with state.running(session):
+            return state.answer(session, answers.predictions, heads)
 
     @server.get("/api/session/{session}/effects")
     def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:

@@ -7,6 +7,8 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs this one for OpenAPI before Python 3.12; torch depends on it
 
 How = Literal["exact", "pooled"]
+PredictionKind = Literal["next_token", "fill_mask", "labels", "none"]
+NoPredictions = Literal["no_model", "no_head", "no_mask"]
 NoEffects = Literal["no_model", "repeated", "windows", "other_tokens"]
 
 
@@ -411,3 +413,42 @@ class EffectsAnswer(TypedDict):
     key: int
     links: list[LinkEffectJSON]
     heads: HeadEffectsJSON | None
+
+
+class PredictionJSON(TypedDict):
+    """A token or label. probability: at temperature 1; null for a regression."""
+
+    id: int
+    label: str
+    logit: float
+    probability: float | None
+
+
+class PredictedJSON(TypedDict):
+    """What is predicted at one place: the 10 likeliest tokens or labels, best first.
+
+    token: the mask token that is filled, or the last token of the text, after which the next one is predicted; null for
+    labels, and for the first token that an encoder–decoder writes.
+    lse: log Σ e^(logit ÷ T) over the whole vocabulary for each of the answer's temperatures T, so that
+    e^(logit ÷ T − lse) is the exact probability; null where probabilities are no softmax: of a regression, or of
+    labels of which several may hold.
+    """
+
+    token: int | None
+    lse: list[float] | None
+    top: list[PredictionJSON]
+
+
+class PredictionsAnswer(TypedDict):
+    """What the model predicts.
+
+    reason: why there are no places: there is no live model, it has no head for tokens or labels, or the text has no
+    mask token to fill.
+    without: [layer, head] of the heads whose output was set to 0.
+    """
+
+    kind: PredictionKind
+    reason: NoPredictions | None
+    without: list[list[int]]
+    temperatures: list[float]
+    places: list[PredictedJSON]

@@ -470,7 +470,7 @@ def _caption_inputs(
     else:
         ids, _ = model.prompt(model.tokenizer.batch([text]).input_ids)
     ids = ids.to(model.device)
-    words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
+    words = [START, *token_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
     read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
     return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
 
@@ -526,7 +526,7 @@ def _prompt_inputs(
         sees = torch.cat([sees, sees[:, -1:].expand(-1, after.shape[1], -1)], 1)  # (1, N, P)
         read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels[None], image_attention_mask=sees))
     answer = written.text.strip()
-    return ImageInputs(read, layouts, [_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
+    return ImageInputs(read, layouts, [token_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
 
 
 def _new_tokens(max_positions: int | None, prompt: int) -> int:
@@ -536,7 +536,7 @@ def _new_tokens(max_positions: int | None, prompt: int) -> int:
     return max(1, min(MAX_NEW_TOKENS, max_positions - prompt + 1))  # the last one takes no position
 
 
-def _labels(model: Model, ids: Tensor) -> list[str]:
+def token_labels(model: Model, ids: Tensor) -> list[str]:
     """The labels of ids (N,). A model may generate rows of its table that the tokenizer does not know: [30523]."""
     size = model.tokenizer.size
     return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]

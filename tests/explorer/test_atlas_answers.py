@@ -378,3 +378,11 @@ def test_exported_page_of_a_long_text_has_no_rows_to_hover(monkeypatch):
     (mine,) = page_data(watched(7))["sessions"].values()
     assert mine["hover"] is False
     assert np.prod(mine["thumbnails"]["layers"][0]["levels"]["shape"]) == 3 * 7 * 7
+
+
+def test_server_predicts_with_heads_switched_off(client, session):
+    reply = client.get("/api/session/1/predictions", params={"without": "0.1,1.2"})
+    assert reply.json() == answers.predictions(session, [[0, 1], [1, 2]])
+    assert client.get("/api/session/1/predictions").json() == answers.predictions(session)
+    assert client.get("/api/session/1/predictions", params={"without": "0.1;2"}).status_code == 422
+    assert client.get("/api/session/1/predictions", params={"without": "0.99"}).status_code == 404
