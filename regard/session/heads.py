@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from regard.lens.capture import Capture
 from regard.lens.display import plain
 from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, Weights, as_they_are, exponentials
 from regard.lens.overlays import received_from
-from regard.lens.patterns import Patterns, label, label_rest
+from regard.lens.patterns import Patterns, label, label_rest, measure
 from regard.lens.view import View
 from regard.masks.rules import Rule
 from regard.masks.tiles import cell_edges
@@ -343,3 +343,87 @@ def _received(
 
 def _plain(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sinks
+
+
+class Sink(NamedTuple):
+    """Where a head rests.
+
+    pattern: "first" or "delimiter", or None for another key.  key: which one; None for several.
+    share: the part of its attention that goes there.
+    rest: pattern → its part of the attention that goes elsewhere; empty if unknown.
+    """
+
+    pattern: str | None
+    key: int | None
+    share: float
+    rest: dict[str, float]
+
+
+class WithoutKeys:
+    """Weights in which some keys of each head get nothing. out: (H, Nk)."""
+
+    def __init__(self, weights: Weights, out: Tensor) -> None:
+        self.weights, self.sizes, self.out = weights, weights.sizes, out
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols)."""
+        tile = self.weights.tile(rows, cols)
+        return tile.masked_fill(self.out.to(tile.device)[:, None, cols], 0.0)
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq)."""
+        weights = self.weights.pairs(keys)
+        at = keys.to(weights.device).expand_as(weights)
+        out = self.out.to(weights.device).expand(len(weights), -1, -1).gather(-1, at.clamp(min=0)) & (at >= 0)
+        return weights.masked_fill(out, 0.0)
+
+
+def sinks_of(layer: Layer, numbers: HeadNumbers) -> tuple[Sink | None, ...]:
+    """Where each head of a layer rests: a key, or the delimiters, with at least half of its attention; or None.
+
+    What it does beside that needs exact weights, or is known of the first token alone.
+    """
+    view, padding = layer.view, layer.view.place.padding
+    first = 0 if padding is None else int((~padding[0]).long().argmax())
+    whole = layer.windows == 1 and (padding is None or not bool(padding[0].any()))  # column sums count padding too
+    sinks: list[Sink | None] = []
+    for head, names in enumerate(numbers.names):
+        name = names[0] if names else None
+        sinks.append(None)
+        if name == "first":
+            rest = {other: float(values[head]) for other, values in numbers.beside.items()}
+            sinks[-1] = Sink(name, first if layer.windows == 1 else None, float(numbers.shares[name][head]), rest)
+        elif name in (None, "delimiter") and whole and numbers.shares:
+            share = 0.0 if numbers.share is None else float(numbers.share[head])
+            if share >= 0.5 and len(set(numbers.keys[head])) == 1:
+                sinks[-1] = Sink(None, numbers.keys[head][0], share, {})
+            elif name == "delimiter":
+                sinks[-1] = Sink(name, None, float(numbers.shares[name][head]), {})
+    if whole and view.weights is not None and any(sinks):
+        beside = _beside(view, sinks, first)
+        rests = [{name: float(values[head]) for name, values in beside.items()} for head in range(len(sinks))]
+        sinks = [None if sink is None else sink._replace(rest=rest) for sink, rest in zip(sinks, rests, strict=True)]
+    left = [1.0 if sink is None else max(1 - sink.share, 1e-9) for sink in sinks]
+    return tuple(
+        sink and sink._replace(rest={name: min(1.0, part / other) for name, part in sink.rest.items()})
+        for sink, other in zip(sinks, left, strict=True)
+    )
+
+
+def _beside(view: View, sinks: Sequence[Sink | None], first: int) -> dict[str, Tensor]:
+    """Pattern → (H,) the share of all attention that goes to its keys, but for those where the head rests."""
+    assert view.weights is not None
+    out = torch.zeros(view.sizes[1], view.sizes[3], dtype=torch.bool)
+    for head, sink in enumerate(sinks):
+        if sink is not None and sink.key is not None:
+            out[head, sink.key] = True
+        elif sink is not None and view.tokens.delimiters is not None:
+            out[head] = view.tokens.delimiters[0].cpu()
+            out[head, first] = False
+    received = view.received.masked_fill(out.to(view.received.device), 0.0) if "received" in view.held else None
+    received = None if "received" in view.pooled or view.tokens.delimiters is None else received
+    shares = measure(WithoutKeys(view.weights, out), view.place, view.tokens, kind=view.kind, received=received).shares
+    return {name: _plain(values[0]) for name, values in shares.items()}

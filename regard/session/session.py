@@ -38,7 +38,7 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
-from regard.session.heads import HeadNumbers, Layer, head_numbers, layers_of
+from regard.session.heads import HeadNumbers, Layer, Sink, head_numbers, layers_of, sinks_of
 from regard.session.protocol import LinkEffectJSON, Opening
 from regard.session.ranking import RankedLink, rank_heads
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
@@ -111,6 +111,16 @@ class Session:
             head_numbers(layer.view, layer.windows, None if layer.sides is None else layer.sides.queries)
             for layer in self.layers
         )
+
+    def sinks(self, layer: int) -> tuple[Sink | None, ...]:
+        """Where the heads of a layer rest, computed once."""
+        if layer not in self._sinks:
+            self._sinks[layer] = sinks_of(self.layers[layer], self.numbers[layer])
+        return self._sinks[layer]
+
+    @cached_property
+    def _sinks(self) -> dict[int, tuple[Sink | None, ...]]:
+        return {}
 
     @cached_property
     def ranked(self) -> dict[tuple[int, int], tuple[float, RankedLink]]:
