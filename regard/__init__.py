@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from regard.edits.editing import edit
     from regard.edits.effects import effect, scan
     from regard.edits.faithfulness import faithful
-    from regard.edits.survey import survey
+    from regard.edits.survey import Survey, survey
     from regard.lens.capture import open
+    from regard.lens.comparison import compare
     from regard.lens.logit_lens import logit_lens
     from regard.lens.look import look
     from regard.lens.validity import check
@@ -41,10 +42,12 @@ _HOME = {
     "FixedCache": "regard.nn.cache",
     "GrowingCache": "regard.nn.cache",
     "MultiHeadAttention": "regard.nn.attention",
+    "Survey": "regard.edits.survey",
     "attention": "regard.op",
     "backends": "regard.backends",
     "build": "regard.models.loading",
     "check": "regard.lens.validity",
+    "compare": "regard.lens.comparison",
     "cost": "regard.costs",
     "edit": "regard.edits.editing",
     "edits": "regard.edits",
@@ -75,10 +78,12 @@ __all__ = [
     "FixedCache",
     "GrowingCache",
     "MultiHeadAttention",
+    "Survey",
     "attention",
     "backends",
     "build",
     "check",
+    "compare",
     "cost",
     "edit",
     "edits",

@@ -476,9 +476,7 @@ print("the row has the same bits:", torch.equal(again[3].row(it), tired[3].row(i
 # moved most between two captures. In the terminal: `regard diff tired.regard wide.regard`.
 
 # %%
-from regard.lens.comparison import compare
-
-comparison = compare(again, wide)
+comparison = regard.compare(again, wide)
 for change in comparison.heads[:5]:
     print(f"{change.path}  head {change.head:2}   attention that moved {change.moved:.3f}")
 street = words.index("street")
@@ -495,7 +493,7 @@ for layer, head in ((3, 1), (5, 11)):
 # In the same way, the two captures of section 7 give the lost mask away at once.
 
 # %%
-for mismatch in compare(right, wrong).unlike[:1]:
+for mismatch in regard.compare(right, wrong).unlike[:1]:
     print(f"{mismatch.what}   {mismatch.path}   {mismatch.a} → {mismatch.b}")
 
 # %% [markdown]

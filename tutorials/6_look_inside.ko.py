@@ -474,9 +474,7 @@ print("행이 비트까지 같은가:", torch.equal(again[3].row(it), tired[3].r
 # 많이 옮겨 간 헤드를 찾아 줍니다. 터미널에서는 `regard diff tired.regard wide.regard --lang ko`입니다.
 
 # %%
-from regard.lens.comparison import compare
-
-comparison = compare(again, wide)
+comparison = regard.compare(again, wide)
 for change in comparison.heads[:5]:
     print(f"{change.path}  헤드 {change.head:2}   옮겨 간 어텐션 {change.moved:.3f}")
 street = words.index("street")
@@ -493,7 +491,7 @@ for layer, head in ((3, 1), (5, 11)):
 # 같은 방법으로 7절의 두 캡처를 비교하면 빠진 마스크가 바로 드러납니다.
 
 # %%
-for mismatch in compare(right, wrong).unlike[:1]:
+for mismatch in regard.compare(right, wrong).unlike[:1]:
     print(f"{mismatch.what}   {mismatch.path}   {mismatch.a} → {mismatch.b}")
 
 # %% [markdown]

@@ -13,7 +13,6 @@ from regard.cli.commands import EffectOptions
 from regard.cli.inputs import chosen_layer, find_token, read_one, refuse_images
 from regard.cli.look import read_text
 from regard.cli.outputs import Terminal, bar, print_json
-from regard.cli.why import check_single_runs, moved_metric, read_session_ids
 from regard.session.labels import shown, spelled
 
 if TYPE_CHECKING:
@@ -121,6 +120,8 @@ class Place:
     """Where a text is edited: its tokens, layers and heads, checked before anything is edited."""
 
     def __init__(self, session: Session, options: EffectOptions) -> None:
+        from regard.session.effects import check_single_runs
+
         assert session.model is not None
         self.session, self.model, self.head = session, session.model, options.head
         self.edit = options.edit or "knock-out"
@@ -197,7 +198,9 @@ class Place:
     @cached_property
     def ids(self) -> Tensor:
         """Token ids, (1, N), cut where the session was."""
-        return read_session_ids(self.session)
+        tokenizer, text, count = self.model.tokenizer, self.session.text or "", len(self.session.tokens)
+        ids = tokenizer.batch([text]).input_ids
+        return ids if ids.shape[1] == count else tokenizer.batch([text], length=count, truncate=True).input_ids
 
     @cached_property
     def plain(self) -> ModelOutput:
@@ -219,11 +222,13 @@ def _positions(tokens: range | None) -> int | list[int]:
 def read_metric(place: Place, options: EffectOptions) -> Metric:
     """The metric of --metric. Raises ValueError for one that the model or its tokenizer does not have."""
     from regard.edits import metrics
+    from regard.session.effects import moved_metric
 
     kind, names = split_metric(options.metric)
     if kind == "moved":
         assert place.token is not None
-        return moved_metric(options.say("vector of “{token}”", token=place.word(place.token)), place.token)
+        name = options.say("vector of “{token}”", token=place.word(place.token))
+        return moved_metric(place.session.layers[0], place.token, name)
     model = place.model
     if place.plain.logits is None or model.task not in (*VOCABULARY_TASKS, "text-classification"):
         raise ValueError(
@@ -244,7 +249,8 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
         numbers, words = [words.index(name) for name in names], names
     if kind == "logit":
         function = metrics.logit_diff(numbers[0], numbers[1], position=position).function
-        return metrics.Metric(f"logit “{words[0]}” − logit “{words[1]}”", function)
+        name = options.say("logit {a} − logit {b}", a=f"“{words[0]}”", b=f"“{words[1]}”")
+        return metrics.Metric(name, function)
     return metrics.Metric(f"log p(“{words[0]}”)", metrics.log_prob(numbers[0], position=position).function)
 
 

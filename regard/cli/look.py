@@ -6,7 +6,6 @@ Texts and whole captures are shown here; look_image.py shows images, captures.py
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from regard.cli.outputs import (
     PIPE,
     Part,
     Terminal,
+    bar,
     check_output,
     describe_atlas,
     fit,
@@ -43,9 +43,8 @@ from regard.cli.outputs import (
     write_figure,
     write_session,
 )
-from regard.cli.why import LinkEffects, measure_links
 from regard.locale import translate
-from regard.session.labels import is_word, shown, spelled, word_numbers
+from regard.session.labels import is_word, shown, token_name
 from regard.tables import pad, width
 
 if TYPE_CHECKING:
@@ -206,7 +205,8 @@ def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[in
 def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """What is said of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
-    from regard.session.heads import obstacle, strongest
+    from regard.session.effects import LinkEffects, measure_links
+    from regard.session.ranking import obstacle, strongest
     from regard.session.sentences import WARNING
 
     (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
@@ -216,7 +216,8 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     if why is None:
         count = options.top or LINKS
         ranked = strongest(session, layers, count=count, head=head, queries=tokens, every=options.all)
-        effects = measure_links(session, ranked, options.why)
+        with bar(session.name) as tick:
+            effects = measure_links(session, ranked, options.why, tick)
         links = [
             {**link._asdict(), "words": [words[link.query], words[link.key]], "effect": effect}
             for link, effect in zip(ranked, effects.values, strict=True)
@@ -301,7 +302,7 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
-    from regard.session.heads import obstacle, strongest
+    from regard.session.ranking import obstacle, strongest
 
     (layers, tokens), row, links = _focus(session, options), said["row"], said["links"] or []
     link = links[0] if links else None
@@ -404,23 +405,6 @@ def _print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
         out.print(*line)
     if (more := len(labels) - MOST_TOKENS) > 0:
         out.print((out.say("  … and {more:,} more; --json has all", more=more), "dim"))
-
-
-def token_name(labels: Sequence[str], place: int) -> str:
-    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
-
-    >>> labels = ["the", "token", "##ization"]
-    >>> token_name(labels, 0), token_name(labels, 2), token_name(["", ""], 1)
-    ('the', 'tokenization[##ization]', '1')
-    """
-    piece = shown(labels[place])
-    if not piece:
-        return str(place)
-    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
-    numbers = word_numbers([labels[n] for n in near])
-    own = numbers[place - near.start]
-    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
-    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
 
 
 def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) -> None:

@@ -85,7 +85,7 @@ class _ImageFocus:
 
 def _focus(session: Session, options: LookOptions, at: tuple[float, float] | None) -> _ImageFocus:
     from regard.lens.overlays import ImagePatches, find_token
-    from regard.session.heads import last_that_looks
+    from regard.session.ranking import last_that_looks
 
     layers = list(session.layers)
     chosen = chosen_layer(layers, options)
@@ -189,7 +189,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
     said = _describe(session, options, focus)
     kept = replace(session, images=()) if options.no_photo else session
     if options.html is not None:
-        from regard.session.heads import head_for
+        from regard.session.ranking import head_for
 
         # The page opens on the layer, token and head that are printed; of all heads, on the one that stands out.
         head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)

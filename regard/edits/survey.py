@@ -268,7 +268,16 @@ def student_t(freedom: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Survey:
-    """Statistics of every head over texts: what `regard.survey` returns.
+    """Statistics of every head over texts: what `regard.survey` returns, and what `open` reads from its directory.
+
+    >>> import tempfile, regard
+    >>> from regard.training.data import byte_tokenizer
+    >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
+    >>> model.tokenizer = byte_tokenizer()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = regard.survey(model, ["to be or not", "be to be"], "previous", out=f"{folder}/run")
+    ...     regard.Survey.open(f"{folder}/run")
+    Survey(previous: 1 layers, 2 texts)
 
     `mean`, `low`, `high`, `count` and `top` are of the only measure; of several, choose one: `result["entropy"].mean`.
 

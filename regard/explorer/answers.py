@@ -40,8 +40,11 @@ from regard.lens.overlays import ImagePatches
 from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
+from regard.session.atlas import layer_row, link_weights, patch_cells, place_in, received_in_image, thumbnails_of
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
-from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, opening_of, pooled_tile
+from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
+from regard.session.labels import shown, token_name
+from regard.session.predictions import predict
 from regard.session.protocol import (
     ArrayJSON,
     EffectsAnswer,
@@ -52,17 +55,28 @@ from regard.session.protocol import (
     ImageJSON,
     LayerJSON,
     LayoutJSON,
+    LevelsJSON,
+    LinkHeadsAnswer,
     LinkJSON,
     LinksAnswer,
     NumbersJSON,
     OverviewAnswer,
     PatchGridJSON,
+    PatchLevelsJSON,
+    PredictionsAnswer,
+    RankedAnswer,
+    RankedLinkJSON,
     RowAnswer,
     StepsAnswer,
+    ThumbnailsAnswer,
+    ThumbnailsJSON,
     TileAnswer,
+    TokenRowsAnswer,
+    TokenRowsJSON,
     TokensAnswer,
 )
-from regard.session.sentences import WARNING, sentence
+from regard.session.ranking import opening_of, ranked_links
+from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
 
 VERSION = 1
@@ -74,7 +88,10 @@ DIGITS = 6  # of a fraction of an image's side
 BINS = 1024  # of a measure by position, and of a ribbon
 CELLS = 64  # of a map, each way
 LINKS = 12
+RANKED, MOST_RANKED = 8, 64  # links of a whole session
 TOP = 12  # keys of a row
+WIDTH = 64  # cells of a row in all heads
+MOST_ROWS = 1 << 24  # weights of a row in all heads
 MOST_WEIGHTS = 1 << 17  # of a row in one answer
 LARGEST_TILE = 256  # cells each way
 MOST_KEYS = 64  # in the steps
@@ -146,6 +163,16 @@ def binned(values: Tensor, bins: int, how: Literal["sum", "max"]) -> Tensor:
     values = values.double() if how == "sum" else values
     lengths = torch.tensor(cell_edges(n, bins), device=values.device).diff().expand(*values.shape[:-1], -1)
     return torch.segment_reduce(values, how, lengths=lengths, axis=values.ndim - 1, unsafe=True).float()
+
+
+def levels(values: Tensor) -> LevelsJSON:
+    """(H, …) of non-negative numbers as bytes with a scale per head."""
+    flat = values.detach().float().cpu().flatten(1)
+    scale = flat.amax(1) / 255 if flat.shape[1] else flat.new_zeros(len(flat))
+    scale = torch.where(flat.isfinite().all(1), scale, float("nan"))
+    numbers = (flat / scale[:, None]).nan_to_num(0.0, 0.0, 0.0).round().to(torch.uint8)
+    text = b64encode(numbers.numpy().tobytes()).decode("ascii")
+    return {"shape": list(values.shape), "u8": text, "scale": packed(scale)}
 
 
 def _finite(value: float | None) -> float | None:
@@ -433,6 +460,39 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     return {"layer": layer, "head": head, "links": strongest, "how": how}
 
 
+def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
+    """The strongest links of the session across all heads, ranked as `regard look` ranks them; at most 64."""
+    if not 1 <= count <= MOST_RANKED:
+        raise ValueError(f"count must be 1 to {MOST_RANKED}, got {count}")
+    links, complete = ranked_links(session, count)
+    opening, rows = opening_of(session), []
+    for link in links:
+        layer = session.layers[link.layer]
+        query = link.query - (0 if layer.sides is not None else layer.start or 0)
+        measured = session.effects.links.get((link.layer, link.head, query, link.key))
+        if layer.sides is None:
+            words = [token_name(session.tokens, at) for at in (link.query, link.key)]
+        else:
+            words = [
+                shown(token_label(session, link.layer, query, "queries")) or str(query),
+                shown(token_label(session, link.layer, link.key)) or str(link.key),
+            ]
+        rows.append(
+            RankedLinkJSON(
+                layer=link.layer,
+                head=link.head,
+                query=query,
+                key=link.key,
+                weight=link.weight,
+                words=words,
+                effect=None if measured is None else measured["effect"],
+            )
+        )
+    places = [{"layer": row["layer"], "head": row["head"], "token": row["query"], "key": row["key"]} for row in rows]
+    selected = next((n for n, place in enumerate(places) if place == opening), None)
+    return {"links": rows, "complete": complete, "selected": selected}
+
+
 def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:
     """The queries and keys of the map's strongest cells."""
     cells = view.map()[0, head].float().nan_to_num(0.0)
@@ -440,6 +500,98 @@ def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:
     places = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
     pairs = [divmod(place, cells.shape[1]) for place in places]
     return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
+
+
+# ---------------------------------------------------------------------------------------------------- all heads at once
+
+
+def thumbnails(session: Session) -> ThumbnailsAnswer:
+    """Small maps of all heads, and for images what patches receive in each head."""
+    layers: list[ThumbnailsJSON | None] = []
+    for layer in session.layers:
+        small = thumbnails_of(layer)
+        if small is None:
+            layers.append(None)
+            continue
+        images: list[PatchLevelsJSON] = [
+            {
+                "image": cells.image,
+                "rows": cells.rows.round(DIGITS).tolist(),
+                "columns": cells.columns.round(DIGITS).tolist(),
+                "levels": levels(values),
+            }
+            for cells, values in received_in_image(layer)
+        ]
+        layers.append(
+            {
+                "layer": layer.index,
+                "levels": levels(small.cells),
+                "rows": small.rows,
+                "cols": small.cols,
+                "how": "exact" if small.exact else "pooled",
+                "images": images,
+            }
+        )
+    return {"layers": layers}
+
+
+def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WIDTH) -> TokenRowsAnswer:
+    """One query's row in every head, in at most `width` cells of keys, or in cells of patches.
+
+    layer: the one that counts the query so. Other layers answer for the same token, or the patch at the same place.
+    """
+    _check_index("layer", layer, len(session.layers), "layers")
+    asked = session.layers[layer]
+    _check_index("token", token, asked.sizes[0], "queries")
+    if not 1 <= width <= BINS:
+        raise ValueError(f"width must be 1 to {BINS}, got {width}")
+    places = [place_in(asked, other, token, "queries") for other in session.layers]
+    known = [other for other, place in zip(session.layers, places, strict=True) if place is not None]
+    if (count := sum(other.view.sizes[1] * other.sizes[1] for other in known)) > MOST_ROWS:
+        raise ValueError(f"{count:,} weights are too many for one answer: at most {MOST_ROWS:,}; `row` has one head's")
+    layers = [
+        None if place is None else _rows_of_layer(other, place, width)
+        for other, place in zip(session.layers, places, strict=True)
+    ]
+    return {"token": token, "layer": layer, "layers": layers}
+
+
+def _rows_of_layer(layer: Layer, token: int, width: int) -> TokenRowsJSON | None:
+    row = layer_row(layer, token)  # (W, H, Nk)
+    if row is None:
+        return None
+    keys = row.transpose(0, 1).flatten(1)  # (H, W · Nk)
+    grids = list(patch_cells(layer))
+    images = [cells.sums(row) for cells in grids]
+    other = keys.sum(1) - sum((image.sum((1, 2)) for image in images), torch.zeros(len(keys)))
+    return {
+        "layer": layer.index,
+        "token": token,
+        "levels": levels(binned(keys, width, "sum")),
+        "cols": cell_edges(keys.shape[1], width),
+        "how": "exact" if keys.shape[1] <= width else "pooled",
+        "images": [levels(image) for image in images],
+        "other": packed(other.clamp(min=0)) if grids else None,
+    }
+
+
+def link_in_heads(session: Session, token: int, key: int, layer: int = 0) -> LinkHeadsAnswer:
+    """The weight of one link in every head, and its effects where they were measured.
+
+    layer: the one that counts query and key so; others answer as in `rows_of_token`.
+    """
+    _check_index("layer", layer, len(session.layers), "layers")
+    for name, value, count in zip(("token", "key"), (token, key), session.layers[layer].sizes, strict=True):
+        _check_index(name, value, count, "queries" if name == "token" else "keys")
+    weights = link_weights(session, token, key, layer)
+    effects = torch.full_like(weights, float("nan"))
+    if (token, key) in session.effects.heads:
+        effects = session.effects.heads[token, key][1].clone()
+    for (at, head, *link), found in session.effects.links.items():
+        if link == [token, key]:
+            effects[at, head] = found["effect"]
+    measured = None if bool(effects.isnan().all()) else packed(effects)
+    return {"token": token, "key": key, "layer": layer, "weights": packed(weights), "effects": measured}
 
 
 # --------------------------------------------------------------------------------------------------------- row and tile
@@ -604,3 +756,16 @@ def measure(session: Session, token: int, key: int, layer: int | None = None, he
         for _ in measure_heads(session, token, key):
             pass
     return effects(session, token, key)
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+def predictions(session: Session, without: list[list[int]] | None = None) -> PredictionsAnswer:
+    """What the model predicts, from running it once more. without: [layer, head] of heads to switch off."""
+    places = without or []
+    if not isinstance(places, list) or any(
+        not isinstance(place, list) or [type(n) for n in place] != [int, int] for place in places
+    ):
+        raise TypeError(f"without must be [[layer, head], …], got {without!r}")
+    return predict(session, [(layer, head) for layer, head in places])

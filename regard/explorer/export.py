@@ -4,10 +4,14 @@ The data of the page is JSON:
     {"version": 1, "lang": "en", "sessions": {"1": {
         "overview": the overview,
         "labels": every token's label, or null where the overview has them all,
+        "ranked": the strongest links across all heads,
+        "thumbnails": the small maps of all heads,
+        "hover": whether every weight of every head is there, of which the page makes one token's row in all of them,
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
         "effects": {"token.key": what was measured of the link},
+        "predictions": what the model predicts; null for a text of more than 1,024 tokens,
         "images": addresses that hold the bytes of each image: "data:image/jpeg;base64,…",
         "left_out": {language: what is not there, in words}, or null}}}
 
@@ -50,6 +54,7 @@ from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
 from regard.locale import Lang, catalogue, translate
+from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
 from regard.session.sentences import sentence
 from regard.session.session import Session
@@ -212,6 +217,9 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
             "1": {
                 "overview": overview,
                 "labels": labels if len(labels) > len(overview["labels"]) else None,
+                "ranked": answers.ranked(session),
+                "thumbnails": answers.thumbnails(session),
+                "hover": len(plan.whole) == plan.heads,
                 "heads": heads,
                 "sentences": {
                     one: {_name(p): sentence(session, *p, heads[_name(p)]["numbers"], one) for p in places}
@@ -220,6 +228,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 "arrays": arrays,
                 "steps": steps,
                 "effects": {f"{token}.{key}": answers.effects(session, token, key) for token, key in measured},
+                "predictions": answers.predictions(session) if len(session.tokens) <= LONGEST else None,
                 "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
                 "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
             }

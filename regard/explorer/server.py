@@ -21,11 +21,16 @@ from regard.locale import Lang
 from regard.session.protocol import (
     EffectsAnswer,
     HeadAnswer,
+    LinkHeadsAnswer,
     LinksAnswer,
     OverviewAnswer,
+    PredictionsAnswer,
+    RankedAnswer,
     RowAnswer,
     StepsAnswer,
+    ThumbnailsAnswer,
     TileAnswer,
+    TokenRowsAnswer,
     TokensAnswer,
 )
 from regard.session.session import Session, open_file
@@ -72,6 +77,9 @@ ERRORS: dict[int | str, str] = {
 
 T = TypeVar("T")
 Count = Annotated[int, Query(ge=0)]
+HeadsText = Annotated[
+    str, Query(pattern=r"^(\d{1,4}\.\d{1,4}(,\d{1,4}\.\d{1,4})*)?$", max_length=8192, description="layer.head,…")
+]
 SpanText = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
 
 
@@ -307,6 +315,28 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         """The strongest links of a head."""
         return state.answer(session, answers.links, layer, head, many)
 
+    @server.get("/api/session/{session}/ranked")
+    def ask_ranked(session: str, count: Annotated[int, Query(ge=1, le=64)] = 8) -> RankedAnswer:
+        """The strongest links of the session across all heads."""
+        return state.answer(session, answers.ranked, count)
+
+    @server.get("/api/session/{session}/thumbnails")
+    def ask_thumbnails(session: str) -> ThumbnailsAnswer:
+        """Small maps of all heads."""
+        return state.answer(session, answers.thumbnails)
+
+    @server.get("/api/session/{session}/rows_of_token")
+    def ask_rows_of_token(
+        session: str, token: Count, layer: Count = 0, width: Annotated[int, Query(ge=1, le=1024)] = 64
+    ) -> TokenRowsAnswer:
+        """One query's row in every head."""
+        return state.answer(session, answers.rows_of_token, token, layer, width)
+
+    @server.get("/api/session/{session}/link_in_heads")
+    def ask_link_in_heads(session: str, token: Count, key: Count, layer: Count = 0) -> LinkHeadsAnswer:
+        """The weight of one link in every head, and its effects where they were measured."""
+        return state.answer(session, answers.link_in_heads, token, key, layer)
+
     @server.get("/api/session/{session}/row")
     def ask_row(
         session: str, layer: Count, head: Count, token: Count, start: Count = 0, stop: Count | None = None
@@ -332,6 +362,13 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         """The steps of one query with their numbers."""
         with state.running(session):
             return state.answer(session, answers.steps, layer, head, token, key)
+
+    @server.get("/api/session/{session}/predictions")
+    def ask_predictions(session: str, without: HeadsText = "") -> PredictionsAnswer:
+        """What the model predicts, with some heads switched off if asked."""
+        heads = [[int(n) for n in place.split(".")] for place in without.split(",") if place]
+        with state.running(session):
+            return state.answer(session, answers.predictions, heads)
 
     @server.get("/api/session/{session}/effects")
     def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:

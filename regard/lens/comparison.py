@@ -240,7 +240,7 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))
-        >>> print(compare(seen, seen))
+        >>> print(regard.compare(seen, seen))
         the same: modules compared: 1, measures: 11
     """
     for name, capture in (("a", a), ("b", b)):

@@ -5,6 +5,7 @@ A tensor of an edit is kept as its shape, norm and SHA-256: enough to tell which
 
 from __future__ import annotations
 
+import re
 import reprlib
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
@@ -22,6 +23,7 @@ LONGEST = 1000  # letters of a text, such as the repr of a mask
 MOST_POSITIONS = 1 << 20  # in one list
 FARTHEST = 1 << 63  # of a position
 LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
+METRICS = ("vector of token {token}", "vector of “{token}”", "logit {a} − logit {b}", "log p({token})", "KL")
 TENSOR = {"shape": list, "dtype": str, "norm": float | int | None, "sha256": str}
 EDIT = {"function": str, "values": list, "calls": int}
 EFFECT = {
@@ -108,10 +110,24 @@ class Effect:
                 against = translate(text, lang, **values)
         change = f"{self.before:.4g} → {self.after:.4g} ({self.value:+.4g})" if self.before else f"{self.value:.4g}"
         edit = " + ".join(map(repr, self.edit))
-        return f"{edit}{weight}\n  {self.metric}: {change}, {translate(self.method, lang)}; {against}"
+        metric = translate_metric(self.metric, lang)
+        return f"{edit}{weight}\n  {metric}: {change}, {translate(self.method, lang)}; {against}"
 
     def __repr__(self) -> str:
         return self.text()
+
+
+def translate_metric(name: str, lang: Lang) -> str:
+    """The name of a metric of `regard.metrics` in a language; a name of the user's own stays.
+
+    >>> translate_metric("vector of token 5", "ko"), translate_metric("share of Mary", "ko")
+    ('5번 토큰의 벡터', 'share of Mary')
+    """
+    for template in METRICS:
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
+        if found := re.fullmatch(pattern, name):
+            return translate(template, lang, **found.groupdict())
+    return name
 
 
 # ----------------------------------------------------------------------------------------------------- from live values

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +14,13 @@ from regard.edits import knock_out
 from regard.edits.editing import edit
 from regard.edits.effects import effect
 from regard.edits.metrics import Metric, moved
+from regard.lens.edit_records import Effect
 from regard.session.heads import Layer
 from regard.session.labels import shown
 from regard.session.protocol import LinkEffectJSON, NoEffects
-from regard.session.sentences import key_label
-from regard.session.session import Session
+from regard.session.ranking import RankedLink
+from regard.session.sentences import token_label
+from regard.session.session import MOVED, Session
 from regard.tasks.inputs import eval_mode
 
 Link = tuple[int, int, int, int]
@@ -27,6 +32,29 @@ REASONS: dict[NoEffects, str] = {
     "windows": "the layer reads in windows, so its queries are not the vectors that the model returns",
     "other_tokens": "the queries and keys of this layer are not the tokens of the text",
 }
+# A run of the model takes about 2 operations for each parameter and token, and a link one run. On two cores of a CPU
+# 2·10¹¹ operations take about 2 s: 8 links of 500 tokens in MiniLM, or of 90 tokens in GPT-2.
+OPERATIONS = 2 * 10**11
+LONGEST = 1024  # tokens; beyond them the scores, which the estimate leaves out, weigh in too
+
+Why = Literal["measured", "off", "cost", "capture", "links", "model"]
+"""Whether the effects of links were measured, or why not: they were not wanted; it would take long; a capture has no
+model to run; there are no links; this model's attention cannot be edited."""
+
+
+@dataclass(frozen=True)
+class LinkEffects:
+    """The effects of links: None where they were not measured, or are not finite.
+
+    reason: why this model's attention cannot be edited.
+    """
+
+    why: Why
+    values: list[float | None]
+    reason: str = ""
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
 def unsupported_reason(session: Session, layer: Layer) -> NoEffects | None:
@@ -38,6 +66,12 @@ def unsupported_reason(session: Session, layer: Layer) -> NoEffects | None:
     if layer.windows > 1:
         return "windows"
     return "other_tokens" if layer.sides is None and layer.start is None else None
+
+
+def check_single_runs(session: Session) -> None:
+    """Raise ValueError if a module runs several times in one pass, as in ALBERT: an edit would change every run."""
+    if session.model is not None and any(layer.call is not None for layer in session.layers):
+        raise ValueError(f"{session.model.family.title} cannot be measured: {REASONS['repeated']}")
 
 
 def check_link(session: Session, token: int, key: int, layer: int | None = None, head: int | None = None) -> None:
@@ -63,10 +97,13 @@ def check_link(session: Session, token: int, key: int, layer: int | None = None,
             raise IndexError(f"{name} {value} is out of range: there are {count}, counted from 0")
     picked = slice(None) if head is None else slice(head, head + 1)
     if not any(bool((_weights(one, token, key)[picked] != 0).any()) for one in layers):
-        words = {at: shown(key_label(session, layers[0].index, at)) for at in (token, key)}
+        words = {at: shown(token_label(session, layers[0].index, at)) for at in (token, key)}
         query, to = (f"“{words[at]}” ({at})" if words[at] else f"token {at}" for at in (token, key))
         where = "any layer" if layer is None else f"layer {layer}"
         raise ValueError(f"{query} does not see {to} in {where}: the mask hides it, so there is no link to knock out")
+
+
+# -------------------------------------------------------------------------------------------------------------- effects
 
 
 def measure_link(session: Session, link: Link) -> LinkEffectJSON:
@@ -79,11 +116,68 @@ def measure_link(session: Session, link: Link) -> LinkEffectJSON:
     model, again = session.model, session.again
     assert model is not None
     assert again is not None
+    metric = moved_metric(session.layers[layer], [token], _vector_name(session, layer, token))
     with eval_mode(model):
-        found = effect(again, model, knock_out(layer, head, token, key), _moved(session.layers[layer], token))
-    session.effects.add(link, found)
-    session.capture.add_effect(found)
+        found = effect(again, model, knock_out(layer, head, token, key), metric)
+    _keep(session, link, found)
     return session.effects.links[link]
+
+
+def measure_links(
+    session: Session,
+    links: Sequence[RankedLink],
+    wanted: bool | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LinkEffects:
+    """The effects of links of a text, each in its head and without controls; kept in the session.
+
+    A session from a capture file gives back those that the file has.
+
+    Args:
+        session: with the model that read the text.
+        links: of the session.
+        wanted: True measures, however long it takes; False does not; None does where it is quick.
+        progress: called with the links done and their number.
+
+    Raises:
+        ValueError, LookupError: if they are wanted, and the model's attention cannot be edited.
+    """
+    nothing: list[float | None] = [None] * len(links)
+    if wanted is False:
+        return LinkEffects("off", nothing)
+    if session.model is None:
+        kept = session.effects.links
+        stored = [kept[at]["effect"] if (at := link[:4]) in kept else None for link in links]
+        return LinkEffects("capture" if stored == nothing else "measured", stored)
+    if not links:
+        return LinkEffects("links", nothing)
+    if wanted is None and (len(session.tokens) > LONGEST or operations(session, len(links)) > OPERATIONS):
+        return LinkEffects("cost", nothing)
+    values: list[float | None] = []
+    try:
+        check_single_runs(session)
+        assert session.again is not None
+        plain = session.again()
+        for done, link in enumerate(links, 1):
+            value = _effect(session, link[:4], plain)
+            values.append(value if isfinite(value) else None)
+            if isfinite(value):
+                name = _vector_name(session, link.layer, link.query)
+                _keep(session, link[:4], Effect(knock_out(*link[:4]), name, 0.0, value, link.weight))
+            if progress is not None:
+                progress(done, len(links))
+    except (LookupError, ValueError) as problem:
+        if wanted:
+            raise
+        return LinkEffects("model", nothing, str(problem))
+    return LinkEffects("measured", values)
+
+
+def operations(session: Session, links: int) -> int:
+    """About how many operations the effects of so many links take; see OPERATIONS."""
+    assert session.model is not None
+    parameters = sum(parameter.numel() for parameter in session.model.parameters())
+    return 2 * parameters * len(session.tokens) * (links + 1)
 
 
 def measure_heads(session: Session, token: int, key: int) -> Iterator[tuple[int, int]]:
@@ -92,29 +186,42 @@ def measure_heads(session: Session, token: int, key: int) -> Iterator[tuple[int,
     The model runs between two steps only. Raises as `check_link` and `regard.edit` do.
     """
     check_link(session, token, key)
-    model, again = session.model, session.again
-    assert model is not None
-    assert again is not None
+    assert session.again is not None
     most = max(layer.view.sizes[1] for layer in session.layers)
     weights, effects = (torch.full((len(session.layers), most), float("nan")) for _ in range(2))
     layers = [layer for layer in session.layers if unsupported_reason(session, layer) is None]
-    plain = again()
+    plain = session.again()
     layers = [layer for layer in layers if _vectors(plain, layer) is not None]
-    places = [(layer, head) for layer in layers for head in range(layer.view.sizes[1])]
+    places = [(layer.index, head) for layer in layers for head in range(layer.view.sizes[1])]
     if not places:
         raise ValueError("this link cannot be measured: the model does not return a vector for each query")
     for layer in layers:
         row = _weights(layer, token, key)
         weights[layer.index, : len(row)] = row
-    for done, (layer, head) in enumerate(places, 1):
-        at = layer.index, head
-        effects[at] = 0.0
-        if float(weights[at]) != 0:
-            with eval_mode(model), torch.no_grad(), edit(model, knock_out(layer.index, head, token, key)):
-                output = again()
-            effects[at] = float(_moved(layer, token).function(output, plain))
+    for done, at in enumerate(places, 1):
+        effects[at] = _effect(session, (*at, token, key), plain) if float(weights[at]) != 0 else 0.0
         yield done, len(places)
     session.effects.heads[token, key] = weights, effects
+
+
+def _effect(session: Session, link: Link, plain: object) -> float:
+    """How far the query's vector moves from that of the plain output when the link is knocked out."""
+    assert session.model is not None
+    assert session.again is not None
+    with edit(session.model, knock_out(*link)):
+        output = session.again()
+    return float(moved_metric(session.layers[link[0]], [link[2]], "").function(output, plain))
+
+
+def _keep(session: Session, link: Link, found: Effect) -> None:
+    session.effects.add(link, found)
+    session.capture.add_effect(found)
+
+
+def _vector_name(session: Session, layer: int, token: int) -> str:
+    """The metric's name in captures: the English key of its translation."""
+    word = "" if session.layers[layer].start is None else shown(session.tokens[token])
+    return f"{MOVED}“{word}”" if word else f"{MOVED}token {token}"
 
 
 def _weights(layer: Layer, token: int, key: int) -> Tensor:
@@ -125,9 +232,9 @@ def _weights(layer: Layer, token: int, key: int) -> Tensor:
     return torch.as_tensor(layer.view.row(token))[0, :, key].float().cpu()
 
 
-def _moved(layer: Layer, token: int) -> Metric:
-    """`metrics.moved` of the vectors that the queries of a layer become."""
-    distance = moved(token)
+def moved_metric(layer: Layer, tokens: Sequence[int], name: str) -> Metric:
+    """`metrics.moved` of the vectors that some queries of a layer become, as one vector."""
+    distance = moved(0)
 
     def function(output: object, plain: object) -> Tensor:
         new, old = _vectors(output, layer), _vectors(plain, layer)
@@ -136,9 +243,10 @@ def _moved(layer: Layer, token: int) -> Metric:
                 f"this link cannot be measured: layer {layer.index} has {layer.view.sizes[2]} queries, and the model "
                 "does not return a vector for each of them"
             )
+        new, old = (hidden[:1, list(tokens)].flatten(1)[:, None] for hidden in (new, old))  # (1, 1, tokens · D)
         return distance.function(new, old)
 
-    return Metric(distance.name, function, relative=True)
+    return Metric(name, function, relative=True)
 
 
 def _vectors(output: object, layer: Layer) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The heads of a capture: their layers, exact weights, numbers, and strongest links.
+"""The heads of a capture: their layers, exact weights and numbers.
 
 Axis letters: B batch rows, W windows, H heads, N positions (Nq queries, Nk keys), D head size.
 """
@@ -6,11 +6,11 @@ Axis letters: B batch rows, W windows, H heads, N positions (Nq queries, Nk keys
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,21 +23,13 @@ from regard.lens.capture import Capture
 from regard.lens.display import plain
 from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, Weights, as_they_are, exponentials
 from regard.lens.overlays import received_from
-from regard.lens.patterns import Patterns, label, label_rest
+from regard.lens.patterns import Patterns, label, label_rest, measure
 from regard.lens.view import View
 from regard.masks.rules import Rule
 from regard.masks.tiles import cell_edges
-from regard.session.labels import is_word, word_numbers
-from regard.session.protocol import Opening
-
-if TYPE_CHECKING:
-    from regard.session.session import Session
 
 LITTLE = 1 << 21  # weights of a call that are computed without a request
-AT_ONCE = 1 << 23  # weights in memory while links are ranked
 TILE_AT_ONCE = 1 << 21  # weights in memory while a tile is pooled
-MOST = 1 << 30  # weights searched for one answer: some seconds
-FIRST_LOOK = 1 << 25  # weights searched before a page opens: half a second
 
 Span = tuple[int, int]
 
@@ -353,174 +345,85 @@ def _plain(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float32)
 
 
-# --------------------------------------------------------------------------------------------------------- ranked links
+# ---------------------------------------------------------------------------------------------------------------- sinks
 
 
-class RankedLink(NamedTuple):
-    """The weight of one token on another, in one head. Positions count tokens."""
+class Sink(NamedTuple):
+    """Where a head rests.
 
-    layer: int
-    head: int
-    query: int
-    key: int
-    weight: float
-
-
-def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> Literal["weights", "length"] | None:
-    """Why the links of these layers cannot be ranked: no weights are known ("weights"), or too many ("length")."""
-    sizes = [layer.view.sizes for layer in layers if layer.rankable]
-    if not sizes:
-        return "weights"
-    cells = sum(heads * (nq if queries is None else len(queries)) * nk for _, heads, nq, nk in sizes)
-    return "length" if cells > MOST else None
-
-
-def strongest(
-    session: Session,
-    layers: Sequence[Layer],
-    *,
-    count: int = 8,
-    head: int | None = None,
-    queries: Sequence[int] | None = None,
-    every: bool = False,
-) -> list[RankedLink]:
-    """The strongest links, each pair of tokens once, in the head where it ranks highest.
-
-    Args:
-        session: for its tokens.
-        layers: of the session, if they have no `obstacle`.
-        count: the most links to return.
-        head: rank this head only.
-        queries: positions of the queries; default all.
-        every: rank all tokens except a token's own position, by weight alone; default words only.
+    pattern: "first" or "delimiter", or None for another key.  key: which one; None for several.
+    share: the part of its attention that goes there.
+    rest: pattern → its part of the attention that goes elsewhere; empty if unknown.
     """
-    words = None if every else _words(session)
-    best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
-    for layer in layers:
-        for rows, weights in _tiles(layer, head, queries) if layer.rankable else ():
-            high, heads = _score(layer, head, rows, weights, words).max(0)  # (r, Nk)
-            values, places = high.flatten().topk(min(count, high.numel()))
-            for value, place in zip(values.tolist(), places.tolist(), strict=True):
-                i, key = divmod(place, high.shape[1])
-                query, h = int(rows[i]), int(heads[i, key])
-                if value > best.get((query, key), (0.0, None))[0]:
-                    weight = float(weights[h, i, key])
-                    best[query, key] = value, RankedLink(layer.index, h if head is None else head, query, key, weight)
-    ranked = sorted(best.values(), key=lambda one: (-one[0], one[1]))
-    return [link for _, link in ranked[:count]]
+
+    pattern: str | None
+    key: int | None
+    share: float
+    rest: dict[str, float]
 
 
-def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLink]]:
-    """(layer, head) → the strongest link between words in that head, with its score; heads without one are left out.
+class WithoutKeys:
+    """Weights in which some keys of each head get nothing. out: (H, Nk)."""
 
-    Of more than 2²⁵ weights, tokens at even distances are searched, as many as that allows; of images none.
+    def __init__(self, weights: Weights, out: Tensor) -> None:
+        self.weights, self.sizes, self.out = weights, weights.sizes, out
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols)."""
+        tile = self.weights.tile(rows, cols)
+        return tile.masked_fill(self.out.to(tile.device)[:, None, cols], 0.0)
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq)."""
+        weights = self.weights.pairs(keys)
+        at = keys.to(weights.device).expand_as(weights)
+        out = self.out.to(weights.device).expand(len(weights), -1, -1).gather(-1, at.clamp(min=0)) & (at >= 0)
+        return weights.masked_fill(out, 0.0)
+
+
+def sinks_of(layer: Layer, numbers: HeadNumbers) -> tuple[Sink | None, ...]:
+    """Where each head of a layer rests: a key, or the delimiters, with at least half of its attention; or None.
+
+    What it does beside that needs exact weights, or is known of the first token alone.
     """
-    layers = [layer for layer in session.layers if layer.rankable and layer.sides is None]
-    each = sum(heads * nk for _, heads, _, nk in (layer.view.sizes for layer in layers))  # weights of one token
-    affordable = FIRST_LOOK // max(1, each)
-    if not layers or affordable == 0:
-        return {}
-    step = -(-len(session.tokens) // affordable)
-    words = _words(session)
-    best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
-    for layer in layers:
-        for rows, weights in _tiles(layer, None, range(0, len(session.tokens), step)):
-            score = _score(layer, None, rows, weights, words)  # (H, r, Nk)
-            for head, (value, place) in enumerate(zip(*(t.tolist() for t in score.flatten(1).max(1)), strict=True)):
-                i, key = divmod(place, score.shape[-1])
-                if value > best.get((layer.index, head), (0.0,))[0]:
-                    weight = float(weights[head, i, key])
-                    best[layer.index, head] = value, RankedLink(layer.index, head, int(rows[i]), key, weight)
-    return best
+    view, padding = layer.view, layer.view.place.padding
+    first = 0 if padding is None else int((~padding[0]).long().argmax())
+    whole = layer.windows == 1 and (padding is None or not bool(padding[0].any()))  # column sums count padding too
+    sinks: list[Sink | None] = []
+    for head, names in enumerate(numbers.names):
+        name = names[0] if names else None
+        sinks.append(None)
+        if name == "first":
+            rest = {other: float(values[head]) for other, values in numbers.beside.items()}
+            sinks[-1] = Sink(name, first if layer.windows == 1 else None, float(numbers.shares[name][head]), rest)
+        elif name in (None, "delimiter") and whole and numbers.shares:
+            share = 0.0 if numbers.share is None else float(numbers.share[head])
+            if share >= 0.5 and len(set(numbers.keys[head])) == 1:
+                sinks[-1] = Sink(None, numbers.keys[head][0], share, {})
+            elif name == "delimiter":
+                sinks[-1] = Sink(name, None, float(numbers.shares[name][head]), {})
+    if whole and view.weights is not None and any(sinks):
+        beside = _beside(view, sinks, first)
+        rests = [{name: float(values[head]) for name, values in beside.items()} for head in range(len(sinks))]
+        sinks = [None if sink is None else sink._replace(rest=rest) for sink, rest in zip(sinks, rests, strict=True)]
+    left = [1.0 if sink is None else max(1 - sink.share, 1e-9) for sink in sinks]
+    return tuple(
+        sink and sink._replace(rest={name: min(1.0, part / other) for name, part in sink.rest.items()})
+        for sink, other in zip(sinks, left, strict=True)
+    )
 
 
-def _tiles(layer: Layer, head: int | None, queries: Sequence[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows at a time: their positions (r,), and their exact weights (H, r, Nk)."""
-    _, heads, nq, nk = layer.view.sizes
-    assert layer.start is not None
-    wanted = range(nq) if queries is None else [i - layer.start for i in queries if 0 <= i - layer.start < nq]
-    step = max(1, AT_ONCE // max(1, heads * nk))
-    for at in range(0, len(wanted), step):
-        rows = list(wanted[at : at + step])
-        weights = layer.view.tile(rows, slice(None))[0].float().cpu()
-        yield torch.tensor(rows) + layer.start, weights if head is None else weights[head : head + 1]
-
-
-def _words(session: Session) -> tuple[Tensor, Tensor]:
-    """(N,) which tokens are words, and the number of the word that each belongs to."""
-    known = torch.tensor([is_word(label) for label in session.tokens])
-    return known, torch.tensor(word_numbers(session.tokens))
-
-
-def _score(
-    layer: Layer, head: int | None, rows: Tensor, weights: Tensor, words: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    """(H, r, Nk) what a link is ranked by; −∞ if it is left out. words: as `_words` returns them, or None for all."""
-    keys = torch.arange(weights.shape[-1])
-    distance = (rows[:, None] - keys).abs()  # (r, Nk)
-    out = distance == 0
-    score = weights
-    if words is not None:
-        share = layer.view.received[0].float().cpu() / layer.view.sizes[2]  # (H, Nk)
-        share = share if head is None else share[head : head + 1]
-        score = (weights - share[:, None]) * (1 - 1 / distance.clamp(min=1))
-        known, number = words
-        out = out | ~known | ~known[rows, None] | (number == number[rows, None])
-    return score.nan_to_num(-inf).masked_fill(out, -inf)
-
-
-# ------------------------------------------------------------------------------------------------- where a page opens
-
-
-def opening_of(session: Session) -> Opening | None:
-    """Where a page of the session opens: its own `opening`, or else the strongest link; None if nothing is known.
-
-    With images it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
-    patch most beyond the patch's mean.
-    """
-    if session.opening is not None:
-        return session.opening
-    if session.frames:
-        layer = last_that_looks(session)
-        head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
-        return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}
-    if not session.ranked:
-        return None
-    _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
-    start = session.layers[link.layer].start
-    assert start is not None
-    return {"layer": link.layer, "head": link.head, "token": link.query - start, "key": link.key}
-
-
-def last_that_looks(session: Session) -> int | None:
-    """The last layer whose keys are patches, or None."""
-    sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
-    return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
-
-
-def head_for(layer: Layer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
-    """The head and the query of an image's layer in which a patch gets most beyond its mean; None without weights.
-
-    token: the query; default cls or the last word, or any if there is neither.  head: search this head only.
-    """
-    view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
-    if view.weights is None or layer.sides is None or 0 in (nq, nk):
-        return None
-    queries, keys = layer.sides.queries, layer.sides.keys
-    if token is None:
-        asking = next((at for at in (queries.indices("cls"), queries.indices("text")[-1:]) if len(at) == 1), None)
-        token = None if asking is None else int(asking[0, 0]) * nq + int(asking[0, 1])
-    step = 1 + windows * view.sizes[1] * nq * nk // FIRST_LOOK
-    rows = list(range(0, nq, step)) if token is None else [token % nq]
-    weights = view.tile(rows, slice(None))[:windows].float().cpu()  # (W, H, rows, Nk)
-    score = weights - (view.received[:windows].float().cpu() / nq).unsqueeze(2)
-    hidden = torch.from_numpy(keys.kind != "patch")[:, None, None].expand_as(score).clone()
-    if view.kind == "self":
-        hidden |= torch.arange(nk) == torch.tensor(rows)[:, None]
-    if token is not None:
-        hidden |= (torch.arange(windows) != token // nq).view(-1, 1, 1, 1)
-    if head is not None:
-        hidden |= (torch.arange(score.shape[1]) != head).view(1, -1, 1, 1)
-    best = int(score.nan_to_num(-inf).masked_fill(hidden, -inf).argmax())
-    window, best_head, row, _ = (int(n) for n in torch.unravel_index(torch.tensor(best), score.shape))
-    return best_head, window * nq + rows[row]
+def _beside(view: View, sinks: Sequence[Sink | None], first: int) -> dict[str, Tensor]:
+    """Pattern → (H,) the share of all attention that goes to its keys, but for those where the head rests."""
+    assert view.weights is not None
+    out = torch.zeros(view.sizes[1], view.sizes[3], dtype=torch.bool)
+    for head, sink in enumerate(sinks):
+        if sink is not None and sink.key is not None:
+            out[head, sink.key] = True
+        elif sink is not None and view.tokens.delimiters is not None:
+            out[head] = view.tokens.delimiters[0].cpu()
+            out[head, first] = False
+    received = view.received.masked_fill(out.to(view.received.device), 0.0) if "received" in view.held else None
+    received = None if "received" in view.pooled or view.tokens.delimiters is None else received
+    shares = measure(WithoutKeys(view.weights, out), view.place, view.tokens, kind=view.kind, received=received).shares
+    return {name: _plain(values[0]) for name, values in shares.items()}

@@ -70,6 +70,23 @@ def spelled(labels: Sequence[str]) -> str:
     return normalize("NFC", "".join(label.removeprefix("##") for label in labels)).strip()
 
 
+def token_name(labels: Sequence[str], place: int) -> str:
+    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
+
+    >>> labels = ["the", "token", "##ization"]
+    >>> token_name(labels, 0), token_name(labels, 2), token_name(["", ""], 1)
+    ('the', 'tokenization[##ization]', '1')
+    """
+    piece = shown(labels[place])
+    if not piece:
+        return str(place)
+    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
+    numbers = word_numbers([labels[n] for n in near])
+    own = numbers[place - near.start]
+    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
+    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
+
+
 def find_word(labels: Sequence[str], wanted: str) -> list[range]:
     """The runs of tokens that spell a word, ignoring case."""
 

@@ -7,6 +7,8 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs this one for OpenAPI before Python 3.12; torch depends on it
 
 How = Literal["exact", "pooled"]
+PredictionKind = Literal["next_token", "fill_mask", "labels", "none"]
+NoPredictions = Literal["no_model", "no_head", "no_mask"]
 NoEffects = Literal["no_model", "repeated", "windows", "other_tokens"]
 
 
@@ -15,6 +17,17 @@ class ArrayJSON(TypedDict):
 
     shape: list[int]
     f32: str
+
+
+class LevelsJSON(TypedDict):
+    """A small array of each head, (H, …): base64 of bytes, row-major; a value is its byte times its head's scale.
+
+    scale: (H) fp32, the largest value of the head ÷ 255; NaN for a head with NaN or infinite weights.
+    """
+
+    shape: list[int]
+    u8: str
+    scale: ArrayJSON
 
 
 class LayerJSON(TypedDict):
@@ -137,6 +150,81 @@ class TokensAnswer(TypedDict):
     labels: list[str]
 
 
+class PatchLevelsJSON(TypedDict):
+    """What the patches of one image get, (H, r, c) in at most 24 × 24 cells.
+
+    rows, columns: top and bottom, left and right of each row and column of cells, as fractions of the image's sides.
+    """
+
+    image: int
+    rows: list[list[float]]
+    columns: list[list[float]]
+    levels: LevelsJSON
+
+
+class ThumbnailsJSON(TypedDict):
+    """The small maps of a layer's heads.
+
+    levels: (H, ≤ 24, ≤ 24), rows are queries; a cell is the sum of its weights divided by its number of queries.
+    rows, cols: edges of the cells, in queries and in keys.  how: "exact" if a cell is one weight.
+    images: what patches receive of a query on average, by image; empty without images.
+    With windows, levels are those of the first one, and images those of all.
+    """
+
+    layer: int
+    levels: LevelsJSON
+    rows: list[int]
+    cols: list[int]
+    how: How
+    images: list[PatchLevelsJSON]
+
+
+class ThumbnailsAnswer(TypedDict):
+    """The thumbnails of every head, by layer; null for a layer without a map."""
+
+    layers: list[ThumbnailsJSON | None]
+
+
+class TokenRowsJSON(TypedDict):
+    """One query's row in all heads of a layer.
+
+    token: the query's number in this layer.  levels: (H, ≤ width), sums by cells of keys.
+    cols: edges of the cells, in keys; with windows, in keys of all of them.  how: "exact" if a cell is one weight.
+    images: (H, r, c) sums by cells of patches, by image; rows and columns as in `ThumbnailsJSON`.
+    other: (H) the weight on keys that are no patches; null without images.
+    """
+
+    layer: int
+    token: int
+    levels: LevelsJSON
+    cols: list[int]
+    how: How
+    images: list[LevelsJSON]
+    other: ArrayJSON | None
+
+
+class TokenRowsAnswer(TypedDict):
+    """One query's row in every head; null for a layer that has no such query, or no exact rows."""
+
+    token: int
+    layer: int
+    layers: list[TokenRowsJSON | None]
+
+
+class LinkHeadsAnswer(TypedDict):
+    """One link in every head.
+
+    weights: (layers, most heads), NaN where a layer has no such link or no exact rows.
+    effects: the same of what was measured, NaN where nothing was; null if nothing was anywhere.
+    """
+
+    token: int
+    key: int
+    layer: int
+    weights: ArrayJSON
+    effects: ArrayJSON | None
+
+
 class LinkJSON(TypedDict):
     """The weight of one query on one key."""
 
@@ -152,6 +240,34 @@ class LinksAnswer(TypedDict):
     head: int
     links: list[LinkJSON]
     how: How
+
+
+class RankedLinkJSON(TypedDict):
+    """A strong link, in the head where it ranks highest.
+
+    words: the query and the key for people: a word (of a piece, with the piece in brackets), a patch's row and column,
+    a kind such as "cls", or a number.  effect: what was measured of it, as `LinkEffectJSON` says; null if nothing.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    words: list[str]
+    effect: float | None
+
+
+class RankedAnswer(TypedDict):
+    """The strongest links of the session across all heads, best first: words of a text, or patches of an image.
+
+    complete: whether all links were searched; of long texts and large images some queries are.
+    selected: which of them the page opens on, or null.
+    """
+
+    links: list[RankedLinkJSON]
+    complete: bool
+    selected: int | None
 
 
 class NumbersJSON(TypedDict):
@@ -297,3 +413,42 @@ class EffectsAnswer(TypedDict):
     key: int
     links: list[LinkEffectJSON]
     heads: HeadEffectsJSON | None
+
+
+class PredictionJSON(TypedDict):
+    """A token or label. probability: at temperature 1; null for a regression."""
+
+    id: int
+    label: str
+    logit: float
+    probability: float | None
+
+
+class PredictedJSON(TypedDict):
+    """What is predicted at one place: the 10 likeliest tokens or labels, best first.
+
+    token: the mask token that is filled, or the last token of the text, after which the next one is predicted; null for
+    labels, and for the first token that an encoder–decoder writes.
+    lse: log Σ e^(logit ÷ T) over the whole vocabulary for each of the answer's temperatures T, so that
+    e^(logit ÷ T − lse) is the exact probability; null where probabilities are no softmax: of a regression, or of
+    labels of which several may hold.
+    """
+
+    token: int | None
+    lse: list[float] | None
+    top: list[PredictionJSON]
+
+
+class PredictionsAnswer(TypedDict):
+    """What the model predicts.
+
+    reason: why there are no places: there is no live model, it has no head for tokens or labels, or the text has no
+    mask token to fill.
+    without: [layer, head] of the heads whose output was set to 0.
+    """
+
+    kind: PredictionKind
+    reason: NoPredictions | None
+    without: list[list[int]]
+    temperatures: list[float]
+    places: list[PredictedJSON]

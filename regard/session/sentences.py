@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from regard.lens.overlays import ImagePatches, name_kind
 from regard.lens.patterns import KEYS, REST
 from regard.locale import Lang, translate
+from regard.session.heads import Sink
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON
 from regard.session.session import Session
@@ -13,6 +16,7 @@ WARNING = (
     "Weights say where a head reads from, not why the model answers as it does: a large weight need not change the "
     "output."
 )
+MOSTLY = 0.75  # of what both neighbours get: then the previous or next token alone is named
 STANDS_OUT = 0.1  # score of a link (weight beyond its key's mean) from which on it is mentioned
 
 
@@ -31,10 +35,11 @@ def sentence(session: Session, layer: int, head: int, numbers: NumbersJSON, lang
         count = f"{numbers['effective']:.1f}"
         parts.append(translate("A query spreads over {count} effective keys (1/Σw²) on average.", lang, count=count))
     share, first, last = numbers["received_max"], numbers["received_key"], numbers["received_last"]
-    resting = measured.names[head][:1] in ((), ("first",)) and first == last == _first_key(session, layer)
-    if share is None or first is None or last is None or (resting and share >= REST):
+    sink = session.sinks(layer)[head]
+    said = sink.key if sink is not None else None if measured.names[head] else _first_key(session, layer)
+    if share is None or first is None or last is None or (first == last == said and share >= REST):
         return " ".join(parts)
-    amount, word = _percent(share), key_label(session, layer, first)
+    amount, word = _percent(share), token_label(session, layer, first)
     key = f"{first} “{word[:64]}”" if word else str(first)
     if first != last:
         most = "Tokens {first} to {last} receive most: {share} of all attention each."
@@ -54,8 +59,10 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
     if not shares:
         return [translate("Head {head} of layer {layer}: its patterns were not measured.", lang, **where)]
     keys, first = dict(KEYS[lang]), _first_key(session, layer)
-    if first is not None and (word := shown(key_label(session, layer, first))):
+    if first is not None and (word := shown(token_label(session, layer, first))):
         keys["first"] = translate("the first token (“{word}”)", lang, word=word)
+    if (sink := session.sinks(layer)[head]) is not None:
+        return _resting(session, layer, head, sink, keys, lang)
     if not measured.names[head]:  # what the first token gets, and the pattern that comes nearest
         order = sorted((name for name in shares if name != "uniform"), key=lambda name: -shares[name])
         nearest = [name for name in order if name != "first"][:1]
@@ -80,19 +87,33 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
             "largest possible."
         )
         return [translate(uniform, lang, **fields)]
-    if name != "first":
-        looks = "Head {head} of layer {layer} looks at {keys}: {share} of its attention goes there."
-        return [translate(looks, lang, **fields, keys=keys[name])]
+    looks = "Head {head} of layer {layer} looks at {keys}: {share} of its attention goes there."
+    return [translate(looks, lang, **fields, keys=keys[name])]
+
+
+def _resting(session: Session, layer: int, head: int, sink: Sink, keys: dict[str, str], lang: Lang) -> list[str]:
+    """Where a head rests, and what gets most of its other attention."""
+    if sink.pattern is not None:
+        place = keys[sink.pattern]
+    else:
+        assert sink.key is not None
+        word = shown(token_label(session, layer, sink.key))
+        place = translate("token {key} (“{word}”)", lang, key=sink.key, word=word or "?")
+    fields = {"layer": layer, "head": head, "share": _percent(sink.share), "keys": place}
     rests = "Head {head} of layer {layer} rests on {keys}: {share} of its attention goes there."
-    parts, rest = [translate(rests, lang, **fields, keys=keys[name])], 1 - shares["first"]
-    if rest < REST:
+    parts, rest = [translate(rests, lang, **fields)], 1 - sink.share
+    if rest < REST or not sink.rest:
         return parts
-    if (second := measured.rest[head]) is not None:
-        part = _percent(float(measured.beside[second][head]) / rest)
-        other = "Of the other {rest}, {share} goes to {keys}."
-        return [*parts, translate(other, lang, rest=_percent(rest), share=part, keys=keys[second])]
-    nothing = translate("The other {rest} follows no single pattern.", lang, rest=_percent(rest))
-    return [*parts, nothing, *_link(session, layer, head, lang)]
+    near, both = max(sink.rest.get("previous", 0), sink.rest.get("next", 0)), sink.rest.get("neighbours", 0)
+    single = near >= 0.5 or (both < 0.5 and near >= MOSTLY * both)
+    names = [name for name in sink.rest if name != "neighbours" or not single]
+    best = max(names, key=lambda name: sink.rest[name])
+    values = {"rest": _percent(rest), "share": _percent(sink.rest[best]), "keys": keys[best]}
+    if sink.rest[best] >= 0.5:
+        return [*parts, translate("Of the other {rest}, {share} goes to {keys}.", lang, **values)]
+    values["share"] = _percent(min(sink.rest[best], 0.494))  # not "50%" for 0.497
+    none = "The other {rest} follows no single pattern; the largest part, {share} of it, goes to {keys}."
+    return [*parts, translate(none, lang, **values), *_link(session, layer, head, lang)]
 
 
 def _link(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
@@ -120,14 +141,15 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
-def key_label(session: Session, layer: int, key: int) -> str:
-    """The label of a key of a layer: a token, a patch's row and column, or what kind it is; "" if unknown."""
+def token_label(session: Session, layer: int, token: int, side: Literal["queries", "keys"] = "keys") -> str:
+    """A query or key of a layer: its token, a patch's row and column, or what kind it is; "" if unknown."""
     seen = session.layers[layer]
     if seen.sides is None:
-        fits = seen.sizes[1] == len(session.tokens)  # else they are another sequence's words
-        return session.tokens[key] if fits and key < len(session.tokens) else ""
-    layout = seen.sides.keys
-    window, index = divmod(key, layout.shape[1])
+        start, count = ((seen.start or 0), seen.sizes[0]) if side == "queries" else (0, seen.sizes[1])
+        fits = seen.start is not None or count == len(session.tokens)  # else they are another sequence's words
+        return session.tokens[start + token] if fits and start + token < len(session.tokens) else ""
+    layout = getattr(seen.sides, side)
+    window, index = divmod(token, layout.shape[1])
     kind, image = str(layout.kind[window, index]), int(layout.image[window, index])
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""

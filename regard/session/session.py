@@ -38,8 +38,9 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
-from regard.session.heads import HeadNumbers, Layer, RankedLink, head_numbers, layers_of, rank_heads
+from regard.session.heads import HeadNumbers, Layer, Sink, head_numbers, layers_of, sinks_of
 from regard.session.protocol import LinkEffectJSON, Opening
+from regard.session.ranking import RankedLink, rank_heads
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
@@ -110,6 +111,16 @@ class Session:
             head_numbers(layer.view, layer.windows, None if layer.sides is None else layer.sides.queries)
             for layer in self.layers
         )
+
+    def sinks(self, layer: int) -> tuple[Sink | None, ...]:
+        """Where the heads of a layer rest, computed once."""
+        if layer not in self._sinks:
+            self._sinks[layer] = sinks_of(self.layers[layer], self.numbers[layer])
+        return self._sinks[layer]
+
+    @cached_property
+    def _sinks(self) -> dict[int, tuple[Sink | None, ...]]:
+        return {}
 
     @cached_property
     def ranked(self) -> dict[tuple[int, int], tuple[float, RankedLink]]:
@@ -469,7 +480,7 @@ def _caption_inputs(
     else:
         ids, _ = model.prompt(model.tokenizer.batch([text]).input_ids)
     ids = ids.to(model.device)
-    words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
+    words = [START, *token_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
     read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels))
     return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
 
@@ -525,7 +536,7 @@ def _prompt_inputs(
         sees = torch.cat([sees, sees[:, -1:].expand(-1, after.shape[1], -1)], 1)  # (1, N, P)
         read = _in_eval_mode(model, lambda: model(ids, pixel_values=pixels[None], image_attention_mask=sees))
     answer = written.text.strip()
-    return ImageInputs(read, layouts, [_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
+    return ImageInputs(read, layouts, [token_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
 
 
 def _new_tokens(max_positions: int | None, prompt: int) -> int:
@@ -535,7 +546,7 @@ def _new_tokens(max_positions: int | None, prompt: int) -> int:
     return max(1, min(MAX_NEW_TOKENS, max_positions - prompt + 1))  # the last one takes no position
 
 
-def _labels(model: Model, ids: Tensor) -> list[str]:
+def token_labels(model: Model, ids: Tensor) -> list[str]:
     """The labels of ids (N,). A model may generate rows of its table that the tokenizer does not know: [30523]."""
     size = model.tokenizer.size
     return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]

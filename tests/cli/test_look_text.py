@@ -242,7 +242,7 @@ def test_capture_without_queries_and_keys_says_how_to_keep_them(run: Any, fail: 
 def test_links_of_very_long_texts_are_not_ranked_unless_a_token_is_named(
     run: Any, reader: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("regard.session.heads.MOST", 1000)
+    monkeypatch.setattr("regard.session.ranking.MOST", 1000)
     assert "(--token, --layer)" in run(TEXT, "--model", reader)
     assert "텍스트가 길어 모든 연결을 비교하지 않습니다" in run(TEXT, "--model", reader, "--lang", "ko")
     assert "Exact row of" in run(TEXT, "--model", reader, "--token", "it")

@@ -17,7 +17,9 @@ from speaking_twins import bert, gpt2, t5
 
 import regard
 from regard import edits, metrics
-from regard.cli import main, why
+from regard.cli import main
+from regard.session import effects
+from regard.session.session import look_at
 from regard.training.data import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("plain")
@@ -85,7 +87,7 @@ def test_effects_can_be_left_out(look, run, twin):
 
 @pytest.mark.parametrize("limit", ["OPERATIONS", "LONGEST"])
 def test_effects_that_take_long_are_measured_on_request(look, run, twin, monkeypatch, limit):
-    monkeypatch.setattr(why, limit, 5)
+    monkeypatch.setattr(effects, limit, 5)
     said = look("bert")
     assert (said["why"], {link["effect"] for link in said["links"]}) == ("cost", {None})
     tokens, runs = len(said["tokens"]), len(said["links"]) + 1
@@ -99,11 +101,9 @@ def test_effects_that_take_long_are_measured_on_request(look, run, twin, monkeyp
 
 
 def test_estimate_grows_with_tokens_links_and_parameters(twin):
-    from regard.session.session import look_at
-
     short, long = (look_at(text, twin("bert")) for text in ("the cat", TEXT))
-    assert why.operations(short, 8) < why.operations(short, 9) < why.operations(long, 9)
-    assert why.operations(short, 0) == 2 * len(short.tokens) * sum(p.numel() for p in short.model.parameters())
+    assert effects.operations(short, 8) < effects.operations(short, 9) < effects.operations(long, 9)
+    assert effects.operations(short, 0) == 2 * len(short.tokens) * sum(p.numel() for p in short.model.parameters())
 
 
 def test_model_whose_layers_run_twice_is_shown_without_effects(look, run, twin, capsys):
@@ -130,9 +130,9 @@ def test_saved_capture_keeps_the_effects_and_shows_them(look, run):
 def test_exported_page_carries_the_effects(look, tmp_path):
     page = tmp_path / "look.html"
     link = look("bert", "--html", str(page))["links"][0]
-    effects = json.loads(re.search(r'"effects":(\{"\d.*?\]*?"heads":null\}\})', page.read_text("utf-8"))[1])
+    measured = json.loads(re.search(r'"effects":(\{"\d.*?\]*?"heads":null\}\})', page.read_text("utf-8"))[1])
     (found,) = (
-        one for one in effects[f"{link['query']}.{link['key']}"]["links"] if one["head"] == link["head"]
+        one for one in measured[f"{link['query']}.{link['key']}"]["links"] if one["head"] == link["head"]
         and one["layer"] == link["layer"]
     )  # fmt: skip
     assert found["effect"] == pytest.approx(link["effect"], rel=1e-6)

@@ -25,7 +25,7 @@ from regard.explorer.export import bundle, modules, page_data
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load
 from regard.session.protocol import LayoutJSON
-from regard.session.sentences import key_label
+from regard.session.sentences import token_label
 from regard.session.session import Session, look_at_image, open_file, session_of, show_image
 
 HIGH, WIDE = 37, 53
@@ -134,7 +134,7 @@ def test_words_look_at_the_image(captioned):
     row = array(answers.row(captioned, cross[-1]["index"], 2, token=2)["weights"])
     overlay = captioned.capture[cross[-1]["path"]].overlay(token=2, head=2)
     np.testing.assert_allclose(row.numpy(), overlay.weights, atol=1e-6)
-    assert key_label(captioned, cross[0]["index"], 7) == "(1, 1)"
+    assert token_label(captioned, cross[0]["index"], 7) == "(1, 1)"
 
 
 def test_caption_is_written_where_none_is_given(tmp_path):
@@ -198,10 +198,10 @@ def test_latents_gather_the_image_and_words_look_at_them(tmp_path):
     kinds = [[run["kind"] for run in layout["runs"]] for layout in got["layouts"]]
     assert sorted(map(tuple, kinds)) == [("cls", "patch"), ("cls", "patch", "latent"), ("latent",), ("text",)]
     looks = next(layer for layer in got["layers"] if layer["path"].startswith("looks."))
-    assert key_label(found, looks["index"], 2) == "latent 2"
+    assert token_label(found, looks["index"], 2) == "latent 2"
     gathers = next(n for n, layer in enumerate(found.layers) if {"patch", "latent"} <= set(layer.sides.keys.kind.flat))
     first = int((found.layers[gathers].sides.keys.kind[0] == "latent").argmax())
-    assert key_label(found, gathers, first + 1) == "latent 1"
+    assert token_label(found, gathers, first + 1) == "latent 1"
 
 
 # --------------------------------------------------------------------------------------------------------- the overview
@@ -268,7 +268,7 @@ def test_text_has_neither_image_nor_layouts(session):
 
 
 def test_tokens_are_called_by_what_they_are(session):
-    assert [key_label(session, 0, n) for n in (0, 1, 2, 3, 9, 10, 37)] == [
+    assert [token_label(session, 0, n) for n in (0, 1, 2, 3, 9, 10, 37)] == [
         "cls", "register 0", "register 1", "(0, 0)", "(0, 6)", "(1, 0)", "(4, 6)"
     ]  # fmt: skip
 
@@ -293,7 +293,7 @@ console.log(JSON.stringify(tokens.kinds.map((_, token) => tokens.name(token))));
         ["node", "--input-type=module"], input=script + ask, capture_output=True, text=True, check=True
     )
     names = json.loads(done.stdout)
-    assert names == [key_label(found, 0, key) for key in range(both.shape[1])]
+    assert names == [token_label(found, 0, key) for key in range(both.shape[1])]
     assert names[1:3] == ["register 0", "register 1"]
     assert names[5:9] == ["latent 0 of image 0", "latent 1 of image 0", "latent 2 of image 0", "cls of image 1"]
     assert names[-2:] == ["padding 0", "padding 1"]
@@ -302,7 +302,7 @@ console.log(JSON.stringify(tokens.kinds.map((_, token) => tokens.name(token))));
 def test_sentence_names_the_patch_that_receives_most(session):
     card = answers.head(session, 1, 2)
     key = card["numbers"]["received_key"]
-    assert f"Token {key} “{key_label(session, 1, key)}” receives most" in card["sentence"]
+    assert f"Token {key} “{token_label(session, 1, key)}” receives most" in card["sentence"]
 
 
 # -------------------------------------------------------------------------------------------------------------- picture

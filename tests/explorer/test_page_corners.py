@@ -24,7 +24,7 @@ from regard.cli import main
 from regard.explorer import export
 from regard.explorer.export import write_html
 from regard.lens.capture import Capture, Record
-from regard.session.heads import strongest
+from regard.session.ranking import strongest
 from regard.session.session import Session, session_of
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect

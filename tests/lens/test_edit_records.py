@@ -251,3 +251,20 @@ def test_weights_of_an_edited_run_are_the_same_from_its_file(tmp_path, head):
     torch.testing.assert_close(again[0].row(4).sum(-1), torch.ones(2, 3))
     if head is not None:
         assert "knock_out" in again.calls("self_attn")[0].facts.mask
+
+
+@pytest.mark.parametrize(
+    ("metric", "korean"),
+    [
+        (metrics.moved(5), "5번 토큰의 벡터"),
+        (metrics.logit_diff(3, 7), "로짓 3 − 로짓 7"),
+        (metrics.log_prob(3), "log p(3)"),
+        (metrics.kl(), "KL 발산"),
+        (metrics.Metric("vector of “it”", lambda new, old: new), "“it”의 벡터"),
+        (metrics.Metric("my vector of token 5", lambda new, old: new), "my vector of token 5"),
+    ],
+)
+def test_effect_names_its_metric_in_the_language(metric, korean):
+    found = Effect((edits.ablate(0, 1),), metric.name, 0.0, 0.5)
+    assert found.text("ko").splitlines()[1].strip().startswith(f"{korean}: 0.5")
+    assert f"{metric.name}: 0.5" in found.text()

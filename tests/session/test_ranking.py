@@ -9,14 +9,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from seeing_twins import picture, swin, vit
 from speaking_twins import bert, gpt2, t5
+from unpacking import unpacked
 
 import regard
+from regard.explorer import answers
 from regard.lens.capture import Capture
-from regard.session import heads as ranking
-from regard.session.heads import Layer, obstacle, strongest
+from regard.lens.overlays import ImagePatches
+from regard.models.loading import load
+from regard.session import ranking
+from regard.session.heads import Layer
 from regard.session.labels import LONGEST, find_word, is_word, shown, spelled, word_numbers
-from regard.session.session import Session, look_at
+from regard.session.ranking import obstacle, ranked_links, strongest
+from regard.session.session import Session, look_at, look_at_image
 from regard.tables import width
 
 WORDS = ("[CLS]", "the", "token", "##ization", "of", "words", ".")
@@ -172,3 +178,73 @@ def test_pieces_share_the_number_of_their_word() -> None:
     assert word_numbers(["", "", ""]) == [0, 1, 2]
     assert word_numbers([]) == []
     assert spelled([" 고", "양이"]) == "고양이"
+
+
+# -------------------------------------------------------------------------------------------------- of a whole session
+
+
+def test_links_of_a_session_are_those_that_the_terminal_ranks(tmp_path, monkeypatch):
+    session = look_at("The animal did not cross the street because it was too tired.", bert(tmp_path / "bert", "Model"))
+    links, complete = ranked_links(session, 5)
+    assert complete
+    assert links == strongest(session, session.layers, count=5)
+    monkeypatch.setattr(ranking, "FIRST_LOOK", sum(4 * len(session.tokens) for _ in session.layers) * 7)  # 7 tokens
+    again = look_at(session.text, session.model)
+    sampled, complete = ranked_links(again, 5)
+    assert not complete
+    best = {(link.layer, link.head): score for score, link in again.ranked.values()}
+    assert [link[:2] for link in sampled] == sorted(best, key=lambda place: -best[place])[: len(sampled)]
+    assert len({link[2:4] for link in sampled}) == len(sampled)
+
+
+def patch_links_by_hand(session: Session) -> list[tuple[float, tuple[int, int, int, int]]]:
+    """As the definition reads: weight beyond the key's mean, near patches less; (score, (layer, head, query, key))."""
+    best: dict[tuple[Any, ...], tuple[float, tuple[int, int, int, int]]] = {}
+    for layer in session.layers:
+        (_, heads, nq, nk), sides = layer.view.sizes, layer.sides
+        weights = layer.view.tile(slice(None), slice(None))[: layer.windows]
+        places = []
+        for layout in (sides.queries, sides.keys):
+            patches = ImagePatches(layout, sides.frames[0], 0)
+            cells = {tuple(token): cell for token, cell in zip(patches.tokens.tolist(), patches.cells, strict=True)}
+            places.append({token: cell for n, (token, cell) in enumerate(cells.items()) if not patches.beyond[n]})
+        for w in range(layer.windows):
+            for h in range(heads):
+                for i in range(nq):
+                    for j in range(nk):
+                        if (w, j) not in places[1] or sides.queries.kind[w, i] not in ("patch", "cls"):
+                            continue
+                        score = float(weights[w, h, i, j] - weights[w, h, :, j].mean())
+                        if (w, i) in places[0]:
+                            apart = max(abs(places[0][w, i] - places[1][w, j]))
+                            score *= 1 - 1 / max(1, apart)
+                        elif sides.queries.kind[w, i] == "patch":
+                            continue
+                        at = (sides.queries, sides.keys, w, i, j)
+                        if score > best.get(at, (0.0,))[0]:
+                            best[at] = score, (layer.index, h, w * nq + i, w * nk + j)
+    return sorted(best.values(), key=lambda one: (-one[0], one[1]))
+
+
+@pytest.mark.parametrize("make", [vit, swin])
+@pytest.mark.parametrize("at_once", [1, 2**23])
+def test_links_of_an_image_lead_to_patches_and_rank_far_before_near(tmp_path, monkeypatch, make, at_once):
+    monkeypatch.setattr(ranking, "AT_ONCE", at_once)
+    session = look_at_image(picture(), load(make(tmp_path / "model")))
+    links, complete = ranked_links(session, 6)
+    assert complete
+    expected = patch_links_by_hand(session)[:6]
+    assert len(links) == 6
+    assert [tuple(link[:4]) for link in links] == [place for _, place in expected]
+    for link in links:
+        row = answers.row(session, link.layer, link.head, link.query)
+        assert link.weight == pytest.approx(float(unpacked(row["weights"])[link.key]), rel=1e-5)
+
+
+def test_queries_of_a_large_image_are_sampled(tmp_path, monkeypatch):
+    session = look_at_image(picture(), load(vit(tmp_path / "vit")))
+    _, heads, nq, nk = session.layers[0].view.sizes
+    monkeypatch.setattr(ranking, "FIRST_LOOK", len(session.layers) * heads * nq * nk // 3)
+    links, complete = ranked_links(session, 6)
+    assert not complete
+    assert {link.query % 4 for link in links} == {0}

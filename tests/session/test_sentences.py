@@ -16,7 +16,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
 from regard.locale import Lang
-from regard.session.heads import strongest
+from regard.session.ranking import strongest
 from regard.session.session import Session, default_model, look_at, session_of
 
 DEMO = "The animal didn't cross the street because it was too tired."
@@ -29,14 +29,14 @@ FORMS: dict[Lang, dict[str, str]] = {
     "en": {
         "named": rf"(?:looks at|rests on) (.+?): {PERCENT} of its attention",
         "rest": rf"Of the other {PERCENT}, {PERCENT} goes to (.+?)\.",
-        "rest none": rf"The other {PERCENT} follows no single pattern",
+        "rest none": rf"The other {PERCENT} follows no single pattern; .+, {PERCENT} of it, goes to (.+?)\.",
         "none": r"of layer \d+ follows no single pattern",
         "uniform": rf"spreads about evenly over all that it sees: its entropy is {PERCENT} of the largest",
     },
     "ko": {
-        "named": rf"어텐션의 {PERCENT}를 (.+?)에 줍니다|(첫 토큰.*?)에 머뭅니다. 어텐션의 {PERCENT}가",
+        "named": rf"어텐션의 {PERCENT}를 (.+?)에 줍니다|헤드 \d+: ([^.]+?)에 머뭅니다. 어텐션의 {PERCENT}가",
         "rest": rf"나머지 {PERCENT} 가운데 {PERCENT}는 (.+?)에 줍니다",
-        "rest none": rf"나머지 {PERCENT}에는 뚜렷한 패턴이 없습니다",
+        "rest none": rf"나머지 {PERCENT}에는 뚜렷한 패턴이 없습니다. 그 가운데 가장 많은 {PERCENT}는 (.+?)에 줍니다",
         "none": r"헤드 \d+: 뚜렷한 패턴이 없습니다",
         "uniform": rf"거의 고르게 봅니다. 엔트로피가 가능한 최댓값의 {PERCENT}",
     },
@@ -72,14 +72,16 @@ def keys_of(name: str, i: int, tokens: tuple[str, ...]) -> set[int]:
     return {j for j in named[name] if 0 <= j < n}
 
 
-def mass(weights: Tensor, name: str, tokens: tuple[str, ...], first: bool = True) -> float:
-    """The mean over the rows of what falls to a pattern's keys; first: those of the first token among them."""
-    keys = [keys_of(name, i, tokens) - (set() if first else {0}) for i in range(len(tokens))]
-    return sum(float(weights[i, j]) for i, row in enumerate(keys) for j in row) / len(tokens)
+def mass(weights: Tensor, name: str, tokens: tuple[str, ...], out: set[int] | None = None) -> float:
+    """The mean over the rows of what falls to a pattern's keys, or to those of a token by its number; but for `out`."""
+    named = [{int(name)} if name.isdigit() else keys_of(name, i, tokens) for i in range(len(tokens))]
+    return sum(float(weights[i, j]) for i, row in enumerate(named) for j in row - (out or set())) / len(tokens)
 
 
 def pattern_called(words: str, lang: Lang) -> str:
-    """Which pattern a sentence speaks of."""
+    """Which pattern a sentence speaks of, or the number of the token."""
+    if token := re.match(r"(?:token|토큰) (\d+)", words):
+        return token[1]
     return next(name for name, said in KEYS[lang].items() if words.startswith(said))
 
 
@@ -113,21 +115,26 @@ def test_sentence_of_every_head_is_true_of_what_eager_attention_gives(seen: tupl
 
 
 def check_rest(weights: Tensor, name: str, tokens: tuple[str, ...], words: str, lang: Lang) -> None:
-    """What is said beside a head that rests on the first token is true of what goes elsewhere."""
+    """What is said beside a head that rests on a key or on delimiters is true of what goes elsewhere."""
     rest, nothing = re.search(FORMS[lang]["rest"], words), re.search(FORMS[lang]["rest none"], words)
-    if name != "first":
+    if name not in ("first", "delimiter") and not name.isdigit():
         assert rest is nothing is None
         return
-    other = 1 - mass(weights, "first", tokens)
-    parts = {name: mass(weights, name, tokens, first=False) / other for name in KEYS["en"] if name != "first"}
+    sink = {int(name)} if name.isdigit() else keys_of(name, 0, tokens)
+    other = 1 - mass(weights, name, tokens)
+    parts = {one: mass(weights, one, tokens, sink) / other for one in KEYS["en"]}
     if rest is not None:
         share, part, called = rest.groups()
         assert parts[pattern_called(called, lang)] >= 0.5 - 1e-6
         assert 100 * parts[pattern_called(called, lang)] == pytest.approx(float(part), abs=0.51)
         assert 100 * other == pytest.approx(float(share), abs=0.51)
     elif nothing is not None:
+        share, part, called = nothing.groups()
         assert max(parts.values()) < 0.5 + 1e-6
-        assert 100 * other == pytest.approx(float(nothing[1]), abs=0.51)
+        assert 100 * other == pytest.approx(float(share), abs=0.51)
+        best = pattern_called(called, lang)
+        assert 100 * parts[best] == pytest.approx(float(part), abs=0.61)
+        assert best == "neighbours" or parts[best] >= max(v for n, v in parts.items() if n != "neighbours") - 1e-6
     else:
         assert other < 0.05 + 1e-6
 
@@ -142,6 +149,79 @@ def test_head_of_the_demo_rests_on_cls_and_shows_it_and_animal() -> None:
     assert "delimiter" not in answer["sentence"]
     labels = [name for row in overview(session)["labels_of_heads"] for name in row]
     assert labels.count("delimiter") == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- sinks
+
+
+class Given(torch.nn.Module):
+    """Attention with these weights, (H, N, N)."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.expand(1, len(self.weights), *x.shape)
+        return torch.nn.functional.scaled_dot_product_attention(
+            heads * 0, heads, heads, attn_mask=self.weights.log()[None]
+        )
+
+
+def resting(words: tuple[str, ...], sink: int, share: float, previous: float) -> Session:
+    """A head that gives a key its share, and of the rest a part to the position before, the others evenly."""
+    n = len(words)
+    weights = torch.zeros(n, n)
+    for i in range(n):
+        others = [j for j in range(n) if j not in (sink, i - 1)]
+        before = [i - 1] if i and i - 1 != sink else []
+        weights[i, sink] = share
+        weights[i, before] = (1 - share) * previous
+        weights[i, others] = (1 - share) * (1 - previous * len(before)) / len(others)
+    model = Given(weights[None])
+    with regard.watch(model, keep="qk", tokens=[list(words)]) as seen:
+        model(torch.randn(n, 4))
+    return session_of(seen)
+
+
+LINE = ("[CLS]", *(f"w{i}" for i in range(30)), "[SEP]")
+
+
+@pytest.mark.parametrize("sink", [0, 31, 7], ids=["first", "delimiter", "another word"])
+@pytest.mark.parametrize("previous", [0.45, 0.8])
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_sentence_says_what_a_head_does_beside_resting_on_its_sink(sink, previous, lang):
+    session = resting(LINE, sink, 0.62, previous)
+    words = head(session, 0, 0, lang)["sentence"]
+    exact = session.layers[0].view.tile(slice(None), slice(None))[0, 0]
+    part = sum(float(exact[i, i - 1]) for i in range(1, 32) if i - 1 != sink) / 32 / 0.38
+    assert "62%" in words
+    assert LINE[sink] in words.split("62%")[0] + words.split("62%")[1]
+    form = "rest" if part >= 0.5 else "rest none"
+    found = re.search(FORMS[lang][form], words)
+    assert found is not None, words
+    assert float(found[1]) == pytest.approx(38, abs=0.51)
+    assert float(found[2]) == pytest.approx(100 * part, abs=0.51)
+    assert pattern_called(found[3], lang) == "previous"
+    assert words.count("62%") == 1
+
+
+def test_delimiters_together_are_a_sink_and_the_rest_leaves_them_out():
+    line = ("[CLS]", "a", ".", "b", "c", ".", "d", "e", "f", "[SEP]")
+    weights = torch.full((10, 10), 0.02)
+    weights[:, [2, 5, 9]] = 0.24
+    weights[torch.arange(1, 10), torch.arange(9)] += 0.14
+    weights = weights / weights.sum(-1, keepdim=True)
+    model = Given(weights[None])
+    with regard.watch(model, keep="qk", tokens=[list(line)]) as seen:
+        model(torch.randn(10, 4))
+    (sink,) = session_of(seen).sinks(0)
+    assert (sink.pattern, sink.key) == ("delimiter", None)
+    assert sink.share == pytest.approx(float(weights[:, [2, 5, 9]].sum(-1).mean()), rel=1e-5)
+    previous = sum(float(weights[i, i - 1]) for i in range(1, 10) if i - 1 not in (2, 5, 9)) / 10
+    assert sink.rest["previous"] == pytest.approx(previous / (1 - sink.share), rel=1e-4)
+    assert sink.rest["delimiter"] == pytest.approx(0, abs=1e-6)
+    assert sink.rest["first"] == pytest.approx(float(weights[:, 0].mean()) / (1 - sink.share), rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------- the opening
@@ -176,9 +256,9 @@ def planted(n: int, query: int, key: int) -> Session:
 def test_long_text_is_ranked_by_tokens_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planted(40, 36, 9)
     assert overview(whole)["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 40 * 10)  # ten tokens of forty
+    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 40 * 10)  # ten tokens of forty
     assert overview(planted(40, 36, 9))["opening"] == {"layer": 0, "head": 0, "token": 36, "key": 9}
-    monkeypatch.setattr("regard.session.heads.FIRST_LOOK", 39)  # not one
+    monkeypatch.setattr("regard.session.ranking.FIRST_LOOK", 39)  # not one
     assert overview(planted(40, 36, 9))["opening"] is None
 
 

@@ -179,6 +179,7 @@ FAULTS = [
     Fault(
         "weakest links first",
         "session/heads.py",
+        "session/ranking.py",
         "key=lambda one: (-one[0], one[1]))\n    return [link",
         "key=lambda one: (one[0], one[1]))\n    return [link",
         "tests/session/test_ranking.py",
