@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import look_image
 from regard.cli.captures import describe_capture, read_session, show_arrays, show_module
 from regard.cli.commands import EffectOptions, Lang, LookOptions
+from regard.cli.fetch import note_default
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from regard.session.session import Session
 
 VERSION = 1
-DEMO = "all-MiniLM-L6-v2"
 MOST_TOKENS = 160  # in the list
 MOST_UNKNOWN = 8  # unknown words that are named
 WINDOW = 320  # words of a row that are drawn
@@ -169,12 +169,17 @@ def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
 def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session, int]:
     """Let a model read a text: the session, and the number of tokens of the text before it was cut."""
     from regard.models.text import TextModel
-    from regard.session.session import default_model, look_at
+    from regard.session.default_models import default_model
+    from regard.session.session import look_at
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
     check_device(options.device or "cpu")
-    name = str(default_model()) if options.model is None else options.model
+    if options.model is None:
+        name = str(default_model(text))
+        note_default(text, Path(name), options)
+    else:
+        name = options.model
     model = look_model(name, options)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
     length = int(model.tokenizer.batch([text]).input_ids.shape[1])
@@ -184,8 +189,7 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
             f"the text has {length:,} tokens, and {model.family.title} takes at most {limit:,} here: "
             "shorten it, or cut it with --truncate"
         )
-    session = look_at(text, model, truncate=options.truncate)
-    return session if options.model is not None else replace(session, name=DEMO), length
+    return look_at(text, model, truncate=options.truncate), length
 
 
 def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
