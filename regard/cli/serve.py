@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
 from regard.cli.commands import ServeOptions
-from regard.cli.fetch import note_default
+from regard.cli.fetch import korean_note
 from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
 from regard.cli.outputs import Terminal, bar
 
@@ -116,14 +116,14 @@ def _sessions(options: ServeOptions, models: ModelShelf) -> list[Session]:
         there, image = is_file(one, TAKES), is_image(one)
         text = "" if image else read_one(None, Path(one)) if there else read_one(one, None)
         reader = models.find(None, text)
-        if not options.model:
-            note_default(text, Path(reader.where), options)
         with bar(reader.name) as tick, models.using(reader, tick) as model:
             if image:
                 sessions.append(look_at_image(one, model))
             else:
                 require_texts(model, text, f"regard serve photo.jpg --model {reader.where}")
                 sessions.append(look_at(text, model, truncate=options.truncate))
+        if not options.model and (note := korean_note(sessions[-1], options.lang)):
+            Terminal().print((note, "yellow"))
     return sessions
 
 
