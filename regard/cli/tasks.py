@@ -234,7 +234,7 @@ def embed(options: EmbedOptions) -> None:
     texts = read_texts(options.text, options.file)
     from torch.nn.functional import normalize
 
-    from regard.session.session import default_model
+    from regard.session.default_models import default_model
     from regard.tasks.inputs import shortened
 
     name = str(default_model()) if options.model is None else options.model

@@ -23,8 +23,9 @@ from regard.models.checkpoint import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
+from regard.session.default_models import KOREAN, default_model, is_korean, name_of
 from regard.session.effects import check_link, measure_heads, measure_link
-from regard.session.session import Session, default_model, look_at, look_at_image, name_of, takes_images
+from regard.session.session import Session, look_at, look_at_image, takes_images
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
@@ -82,7 +83,7 @@ class ModelShelf:
     """Models for new sessions, loaded at first use; those used last stay in memory.
 
     where: directories or hub ids; the first is the default.  demo: offer the demo package's model too, if it is
-    installed.  ignore: as in `regard.load`.
+    installed, and the Korean one, if it was fetched.  ignore: as in `regard.load`.
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
@@ -92,15 +93,22 @@ class ModelShelf:
         if demo:
             with suppress(ImportError):  # not installed
                 self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
+            if KOREAN.is_fetched:
+                self.offered.append(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
         self._others: WeakKeyDictionary[Model, threading.Lock] = WeakKeyDictionary()  # of sessions' own models
 
-    def find(self, name: str | None) -> OfferedModel:
-        """The model of an id, or the default. Raises LookupError if there is none."""
+    def find(self, name: str | None, text: str = "") -> OfferedModel:
+        """The model of an id; by default the first, or the Korean one for a Korean text instead of the demo's.
+
+        Raises LookupError if there is none.
+        """
         if name is None and not self.offered:
-            default_model()  # raises with how to install it
+            default_model(text)  # raises with how to install it
+        if name is None and self.offered[0].id == "demo" and is_korean(text):
+            return next((offered for offered in self.offered if offered.id == "korean"), self.offered[0])
         for offered in self.offered:
             if name is None or offered.id == name:
                 return offered
@@ -217,15 +225,15 @@ class Jobs:
     ) -> str:
         """Start reading a text or an image, and return the job's id.
 
-        text: may be "" beside an image.  model: by its id; default the first.  truncate: cut a text that is longer than
-        the model takes.  image: the bytes of its file, and its name.
+        text: may be "" beside an image.  model: by its id; default as in `ModelShelf.find`.  truncate: cut a text that
+        is longer than the model takes.  image: the bytes of its file, and its name.
 
         Raises ValueError for an empty text, LookupError if there is no such model, BusyError if 8 jobs or 64 MiB of
         images wait.
         """
         if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        return self._queued(Job(text, self._models.find(model), truncate, image))
+        return self._queued(Job(text, self._models.find(model, text), truncate, image))
 
     def measure(self, session: str, link: LinkRequest) -> str:
         """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""

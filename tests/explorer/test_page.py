@@ -21,7 +21,8 @@ from regard.explorer.export import write_html
 from regard.explorer.jobs import ModelShelf
 from regard.lens.capture import Capture, Record
 from regard.lens.view import View
-from regard.session.session import Session, default_model, look_at, session_of
+from regard.session.default_models import default_model
+from regard.session.session import Session, look_at, session_of
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 SENTENCE = "The animal didn't cross the street because it was too tired."

@@ -919,7 +919,7 @@ def test_models_used_last_stay_in_memory(monkeypatch):
 
 
 def test_without_any_model_looking_says_how_to_get_one(session, monkeypatch):
-    monkeypatch.setattr("regard.session.session.find_spec", lambda name: None)
+    monkeypatch.setattr("regard.session.default_models.find_spec", lambda name: None)
     with TestClient(
         server.app([session], ModelShelf(), port=PORT, token=TOKEN), base_url=HERE, headers=BEARER
     ) as client:

@@ -55,8 +55,9 @@ def by_hand(session: Session, layers: list[Layer], every: bool) -> list[tuple[fl
                     left_out = not (is_word(words[i]) and is_word(words[j])) or numbers[i] == numbers[j]
                     if (left_out and not every) or score <= 0:
                         continue
-                    if (i, j) not in best or score > best[i, j][0]:
-                        best[i, j] = (score, layer.index, h, i, j)
+                    pair = (i, j) if every else (numbers[i], numbers[j])
+                    if pair not in best or score > best[pair][0]:
+                        best[pair] = (score, layer.index, h, i, j)
     return sorted(best.values(), reverse=True)
 
 

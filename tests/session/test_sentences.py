@@ -16,8 +16,9 @@ from regard.lens.capture import Capture, Record
 from regard.lens.patterns import KEYS
 from regard.lens.view import View
 from regard.locale import Lang
+from regard.session.default_models import default_model
 from regard.session.ranking import strongest
-from regard.session.session import Session, default_model, look_at, session_of
+from regard.session.session import Session, look_at, session_of
 
 DEMO = "The animal didn't cross the street because it was too tired."
 TEXTS = [DEMO, "A cat is a cat; a dog, a dog. Is a cat a dog? No: a cat is no dog.", "Yes."]
