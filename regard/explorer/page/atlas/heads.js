@@ -28,7 +28,7 @@ const MEASURES = {
     about: message("How many keys a query spreads over: 1/Σw² of its weights, the mean over queries."),
   },
   received_max: {
-    name: message("largest share received"),
+    name: message("max received"),
     about: message("Share of all attention that the most looked-at key receives."),
   },
   first: {
