@@ -44,7 +44,11 @@ def serve(options: ServeOptions) -> None:
         from regard.explorer.jobs import ModelShelf
 
         models = ModelShelf(options.model, ignore=options.ignore)
-        _serve(listening, _sessions(options, models), models, options, token)
+        sessions = _sessions(options.what, models, options.truncate)
+        notes = [] if options.model else [korean_note(session, options.lang) for session in sessions]
+        for note in dict.fromkeys(filter(None, notes)):
+            Terminal().print((note, "yellow"))
+        _serve(listening, sessions, models, options, token)
 
 
 def _serve(
@@ -97,12 +101,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _sessions(options: ServeOptions, models: ModelShelf) -> list[Session]:
+def _sessions(what: Sequence[str], models: ModelShelf, truncate: bool) -> list[Session]:
     """A session for each text, image and capture; by default one sentence, if the model reads texts only."""
     from regard.explorer.jobs import MOST_SESSIONS
     from regard.session.session import look_at, look_at_image, session_of
 
-    what: Sequence[str] = options.what
     check_stdin_once(what)
     if len(what) > MOST_SESSIONS:
         raise ValueError(f"{len(what)} texts, images and captures are too many: at most {MOST_SESSIONS} are kept")
@@ -121,9 +124,7 @@ def _sessions(options: ServeOptions, models: ModelShelf) -> list[Session]:
                 sessions.append(look_at_image(one, model))
             else:
                 require_texts(model, text, f"regard serve photo.jpg --model {reader.where}")
-                sessions.append(look_at(text, model, truncate=options.truncate))
-        if not options.model and (note := korean_note(sessions[-1], options.lang)):
-            Terminal().print((note, "yellow"))
+                sessions.append(look_at(text, model, truncate=truncate))
     return sessions
 
 

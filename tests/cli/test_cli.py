@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--num-heads", "8"]
 ASKED = ["generate", "fill", "embed", "classify", "caption", "answer", "match", "features"]
-COMMANDS = ["steps", "learn", "look", "effect", "serve", "doctor", "diff", "survey", *ASKED]
+COMMANDS = ["steps", "learn", "look", "effect", "serve", "fetch", "doctor", "diff", "survey", *ASKED]
 COMMANDS += ["verify", "train", "mask", "cost", "backends"]
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from speaking_twins import bert, korean_albert
 
-from regard.cli.commands import ServeOptions
-from regard.cli.serve import _sessions
+from regard.cli import serve
 from regard.explorer.jobs import ModelShelf
 from regard.session import default_models
 from regard.session.default_models import KOREAN
@@ -94,16 +93,23 @@ def test_named_model_is_kept_whatever_the_text(run, home, tmp_path):
 
 
 @needs_minilm
-def test_explorer_offers_the_fetched_model_and_takes_it_for_korean(home, capsys):
+def test_explorer_offers_the_fetched_model_and_takes_it_for_korean(home):
     assert [offered.id for offered in ModelShelf().offered] == ["demo"]
     folder = fetched(home)
     models = ModelShelf()
     assert [(offered.id, offered.name) for offered in models.offered[1:]] == [("korean", KOREAN.name)]
     assert models.find(None, TEXT).where == str(folder)
     assert (models.find(None, "A cat.").id, models.find(None).id, models.find("demo", TEXT).id) == ("demo",) * 3
-    (session,) = _sessions(ServeOptions(what=(TEXT,)), models)
-    assert session.name == KOREAN.name
-    assert KOREAN.name in capsys.readouterr().out
+
+
+@needs_minilm
+def test_serve_reads_korean_with_the_fetched_model_and_says_so_once(run, home, monkeypatch):
+    names = []
+    monkeypatch.setattr(serve, "_serve", lambda listening, sessions, *more: names.extend(s.name for s in sessions))
+    assert run("serve", TEXT, "--no-open").count("regard fetch korean") == 1
+    fetched(home)
+    assert run("serve", TEXT, "The cat.", TEXT, "--no-open").count(KOREAN.name) == 1
+    assert names == ["all-MiniLM-L6-v2", KOREAN.name, "all-MiniLM-L6-v2", KOREAN.name]
 
 
 def test_explorer_takes_a_named_model_for_korean_too(home, tmp_path):
