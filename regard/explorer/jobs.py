@@ -25,6 +25,7 @@ from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.effects import check_link, measure_heads, measure_link
 from regard.session.session import Session, default_model, look_at, look_at_image, name_of, takes_images
+from regard.session.swaps import swap_word, swapped_text
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
@@ -163,9 +164,10 @@ class LinkRequest(TypedDict):
 
 @dataclass
 class Job:
-    """A text or an image for a model, or a link of a session to be measured.
+    """A text or an image for a model, or a session of which a link is measured or a word exchanged.
 
     text: "" for an image alone.  image: the bytes of its file, and its name.  measured: a session, and the link in it.
+    swapped: a session, the number of a token, and the word for its place.
     progress: of the state, in a few words.
     session: the id of the result.  error: why it failed.  asked: when its state was last requested.
     """
@@ -175,6 +177,7 @@ class Job:
     truncate: bool = False
     image: tuple[bytes, str] | None = None
     measured: tuple[str, LinkRequest] | None = None
+    swapped: tuple[str, int, str] | None = None
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
@@ -231,6 +234,11 @@ class Jobs:
         """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""
         check_link(self._sessions.get(session), **link)
         return self._queued(Job(measured=(session, link)))
+
+    def swap(self, session: str, token: int, word: str) -> str:
+        """Start reading a session's text with another word. Raises as `swapped_text`, and BusyError."""
+        swapped_text(self._sessions.get(session), token, word)
+        return self._queued(Job(swapped=(session, token, word)))
 
     def _queued(self, job: Job) -> str:
         with self._lock:
@@ -290,10 +298,12 @@ class Jobs:
     def _work(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             try:
-                if job.measured is None:
-                    self._read(job)
-                else:
+                if job.measured is not None:
                     self._measure(job, *job.measured)
+                elif job.swapped is not None:
+                    self._swap(job, *job.swapped)
+                else:
+                    self._read(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
@@ -322,6 +332,13 @@ class Jobs:
                 job.go_on("measuring", f"{done[0]} / {done[1]}")
         job.session, job.state, job.progress = name, "done", ""
 
+    def _swap(self, job: Job, name: str, token: int, word: str) -> None:
+        job.go_on("reading", "reading")
+        session = self._sessions.get(name)
+        with self._models.running(session), _stoppable(job, "reading", "layer {}"):
+            changed = swap_word(session, token, word)
+        self._keep(job, changed)
+
     def _read(self, job: Job) -> None:
         assert job.model is not None
         job.go_on("loading", "loading")
@@ -344,6 +361,9 @@ class Jobs:
                 except ValueError as error:
                     raise ValueError(str(error).replace("the data", repr(name), 1)) from None
                 session = look_at_image(image, model, text=job.text or None, progress=tell)
+        self._keep(job, session)
+
+    def _keep(self, job: Job, session: Session) -> None:
         job.go_on("reading", "measuring")
         _ = session.numbers  # so that the first answer comes at once
         job.go_on("reading", "measured")

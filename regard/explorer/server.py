@@ -18,6 +18,7 @@ from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, Sessi
 from regard.explorer.security import Gate, without_folders
 from regard.locale import Lang
 from regard.session.protocol import (
+    ChangesAnswer,
     EffectsAnswer,
     HeadAnswer,
     LinkHeadsAnswer,
@@ -120,6 +121,13 @@ class LookRequest(TypedDict):
     text: str
     model: NotRequired[str | None]
     truncate: NotRequired[bool]
+
+
+class SwapRequest(TypedDict):
+    """Another word in place of the one that a token belongs to."""
+
+    token: int
+    word: str
 
 
 class StartedJSON(TypedDict):
@@ -369,6 +377,11 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         with state.running(session):
             return state.answer(session, answers.predictions, heads)
 
+    @server.get("/api/session/{session}/changes")
+    def ask_changes(session: str, other: str, count: Annotated[int, Query(ge=1, le=64)] = 12) -> ChangesAnswer:
+        """The heads that changed most from this session to another one of the same model."""
+        return state.answer(session, answers.changes, state.sessions.get(other), count)
+
     @server.get("/api/session/{session}/effects")
     def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:
         """What was measured of a link so far."""
@@ -426,6 +439,11 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
     def measure(session: str, request: LinkRequest) -> StartedJSON:
         """Start a job that measures what a link does; `effects` then has it."""
         return {"job": state.jobs.measure(session, request)}
+
+    @server.post("/api/session/{session}/swap")
+    def swap(session: str, request: SwapRequest) -> StartedJSON:
+        """Start a job that reads the text with another word in a token's place; `changes` then compares."""
+        return {"job": state.jobs.swap(session, request["token"], request["word"])}
 
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:

@@ -452,3 +452,45 @@ class PredictionsAnswer(TypedDict):
     without: list[list[int]]
     temperatures: list[float]
     places: list[PredictedJSON]
+
+
+class HeadChangeJSON(TypedDict):
+    """How a head changed between two sessions.
+
+    moved: the share of its attention that goes elsewhere, ½ Σ |w − w′| of a row, the mean over the queries.
+    query, key: of the link between words that changed most, in the first and in the second session.
+    words: those of the query in either session, and those of the key.
+    before, after: its weight in the first and in the second.
+    """
+
+    layer: int
+    head: int
+    moved: float
+    query: list[int]
+    key: list[int]
+    words: list[list[str]]
+    before: float
+    after: float
+
+
+class ChangesAnswer(TypedDict):
+    """The heads that changed most between two sessions, best first.
+
+    counts: tokens of either.  before, after: how many tokens at the beginning and at the end are aligned one by one;
+    those between them are compared as one. With as many tokens in both, all are aligned one by one.
+    complete: whether every query was compared; of long texts some are.
+    """
+
+    counts: list[int]
+    before: int
+    after: int
+    heads: list[HeadChangeJSON]
+    complete: bool
+
+
+class SwapAnswer(TypedDict):
+    """A text with one word exchanged, its tokens, and the heads that changed."""
+
+    text: str
+    labels: list[str]
+    changes: ChangesAnswer
