@@ -22,6 +22,7 @@ Axis letters: N positions (Nq queries, Nk keys), D head size.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from itertools import groupby
 from math import isfinite
@@ -69,6 +70,7 @@ from regard.session.protocol import (
     RankedLinkJSON,
     RowAnswer,
     StepsAnswer,
+    SuggestionJSON,
     SwapAnswer,
     ThumbnailsAnswer,
     ThumbnailsJSON,
@@ -83,6 +85,8 @@ from regard.session.session import Session
 from regard.session.swaps import align, changed_heads, swap_word
 
 VERSION = 1
+HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
+KOREAN = ("google-bert/bert-base-multilingual-cased",)  # models that read Korean, as safetensors on the hub
 FIRST_LABELS = 4096  # in the overview
 MOST_LABELS = 1 << 16  # in one answer
 LONGEST_LABEL = 64  # characters: a token may have a million
@@ -241,11 +245,24 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
         "layers": layers,
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
+        "rest_of_heads": [list(n.rest) for n in session.numbers],
         "opening": opening_of(session),
         "images": images,
         "layouts": layouts,
+        "suggestion": _suggestion(session),
         "warning": translate(WARNING, lang),
     }
+
+
+def _suggestion(session: Session) -> SuggestionJSON | None:
+    if session.model is None or not HANGUL.search(session.text or ""):
+        return None
+    tokenizer = session.model.tokenizer
+    unknown = None if tokenizer.ids_of.unk is None else tokenizer.tokens([tokenizer.ids_of.unk])[0]
+    special = {tokenizer.tokens([number])[0] for number in vars(tokenizer.ids_of).values() if number is not None}
+    words = [label for label in session.tokens if label == unknown or label not in special]
+    share = words.count(str(unknown)) / max(1, len(words))
+    return {"unknown": share, "models": list(KOREAN)} if share > 0.5 else None
 
 
 def _labels(session: Session, start: int, stop: int) -> list[str]:

@@ -142,13 +142,23 @@ class OpenedJSON(TypedDict):
     session: str
 
 
+class ModelRequest(TypedDict):
+    """A model to open. where: a directory with a config.json, or an id of the hub."""
+
+    where: str
+
+
 class JobJSON(TypedDict):
-    """How far a job is. progress: in a few words.  session: if it is done.  error: if it failed."""
+    """How far a job is. progress: in a few words.  session: if it is done.  error: if it failed.
+
+    model: the id of the model that was opened, of a job that opens one.
+    """
 
     state: State
     progress: str
     session: str | None
     error: str | None
+    model: NotRequired[str]
 
 
 class ErrorJSON(TypedDict):
@@ -412,6 +422,11 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             ]
         }
 
+    @server.post("/api/models")
+    def open_model(request: ModelRequest) -> StartedJSON:
+        """Start a job that loads a model by its directory or hub id, and offers it for new texts."""
+        return {"job": state.jobs.open(request["where"])}
+
     @server.post("/api/look")
     def look(request: LookRequest) -> StartedJSON:
         """Start a job that reads a text."""
@@ -449,7 +464,15 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
     def ask_job(job: str) -> JobJSON:
         """How far a job is."""
         found = state.jobs.get(job)
-        return {"state": found.state, "progress": found.progress, "session": found.session, "error": found.error}
+        line: JobJSON = {
+            "state": found.state,
+            "progress": found.progress,
+            "session": found.session,
+            "error": found.error,
+        }
+        if found.opening and found.state == "done" and found.model is not None:
+            line["model"] = found.model.id
+        return line
 
     @server.delete("/api/job/{job}")
     def cancel_job(job: str) -> JobJSON:

@@ -117,6 +117,16 @@ class Opening(TypedDict):
     key: int | None
 
 
+class SuggestionJSON(TypedDict):
+    """Models for a text that this one cannot read. unknown: the share of its tokens that are unknown.
+
+    models: hub ids.
+    """
+
+    unknown: float
+    models: list[str]
+
+
 class OverviewAnswer(TypedDict):
     """All heads at a glance.
 
@@ -124,8 +134,10 @@ class OverviewAnswer(TypedDict):
     text: the input text; null if unknown or too long.  rows: whether every layer has exact rows.
     measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
     labels_of_heads: by layer and head the pattern that gets at least half of its attention, or null.
+    rest_of_heads: of a head that rests on the first token, the pattern that gets half of the other attention, or null.
     opening: where to look first; null if no exact rows are known.
     images: those the model was given.  layouts: of tokens; layers refer to them by number.
+    suggestion: for a Korean text of which more than half of the tokens are unknown to the model; else null.
     """
 
     version: int
@@ -137,9 +149,11 @@ class OverviewAnswer(TypedDict):
     layers: list[LayerJSON]
     measures: dict[str, ArrayJSON]
     labels_of_heads: list[list[str | None]]
+    rest_of_heads: list[list[str | None]]
     opening: Opening | None
     images: list[ImageJSON]
     layouts: list[LayoutJSON]
+    suggestion: SuggestionJSON | None
     warning: str
 
 
