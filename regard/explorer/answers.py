@@ -22,6 +22,7 @@ Axis letters: N positions (Nq queries, Nk keys), D head size.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from itertools import groupby
 from math import isfinite
@@ -47,6 +48,7 @@ from regard.session.labels import shown, token_name
 from regard.session.predictions import predict
 from regard.session.protocol import (
     ArrayJSON,
+    ChangesAnswer,
     EffectsAnswer,
     HeadAnswer,
     HeadEffectsJSON,
@@ -68,6 +70,8 @@ from regard.session.protocol import (
     RankedLinkJSON,
     RowAnswer,
     StepsAnswer,
+    SuggestionJSON,
+    SwapAnswer,
     ThumbnailsAnswer,
     ThumbnailsJSON,
     TileAnswer,
@@ -78,8 +82,11 @@ from regard.session.protocol import (
 from regard.session.ranking import opening_of, ranked_links
 from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
+from regard.session.swaps import align, changed_heads, swap_word
 
 VERSION = 1
+HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
+KOREAN = ("google-bert/bert-base-multilingual-cased",)  # models that read Korean, as safetensors on the hub
 FIRST_LABELS = 4096  # in the overview
 MOST_LABELS = 1 << 16  # in one answer
 LONGEST_LABEL = 64  # characters: a token may have a million
@@ -88,7 +95,7 @@ DIGITS = 6  # of a fraction of an image's side
 BINS = 1024  # of a measure by position, and of a ribbon
 CELLS = 64  # of a map, each way
 LINKS = 12
-RANKED, MOST_RANKED = 8, 64  # links of a whole session
+RANKED, CHANGED, MOST_RANKED = 8, 12, 64  # links of a whole session, heads that changed
 TOP = 12  # keys of a row
 WIDTH = 64  # cells of a row in all heads
 MOST_ROWS = 1 << 24  # weights of a row in all heads
@@ -238,11 +245,24 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
         "layers": layers,
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
+        "rest_of_heads": [list(n.rest) for n in session.numbers],
         "opening": opening_of(session),
         "images": images,
         "layouts": layouts,
+        "suggestion": _suggestion(session),
         "warning": translate(WARNING, lang),
     }
+
+
+def _suggestion(session: Session) -> SuggestionJSON | None:
+    if session.model is None or not HANGUL.search(session.text or ""):
+        return None
+    tokenizer = session.model.tokenizer
+    unknown = None if tokenizer.ids_of.unk is None else tokenizer.tokens([tokenizer.ids_of.unk])[0]
+    special = {tokenizer.tokens([number])[0] for number in vars(tokenizer.ids_of).values() if number is not None}
+    words = [label for label in session.tokens if label == unknown or label not in special]
+    share = words.count(str(unknown)) / max(1, len(words))
+    return {"unknown": share, "models": list(KOREAN)} if share > 0.5 else None
 
 
 def _labels(session: Session, start: int, stop: int) -> list[str]:
@@ -769,3 +789,49 @@ def predictions(session: Session, without: list[list[int]] | None = None) -> Pre
     ):
         raise TypeError(f"without must be [[layer, head], …], got {without!r}")
     return predict(session, [(layer, head) for layer, head in places])
+
+
+# --------------------------------------------------------------------------------------------------------- two sessions
+
+
+def changes(session: Session, other: Session, count: int = CHANGED) -> ChangesAnswer:
+    """The heads whose attention differs most between two sessions of one model."""
+    if not 1 <= count <= MOST_RANKED:
+        raise ValueError(f"count must be 1 to {MOST_RANKED}, got {count}")
+    heads, complete = changed_heads(session, other)
+    aligned, both = align(session, other), (session, other)
+    return {
+        "counts": [*aligned.counts],
+        "before": aligned.before,
+        "after": aligned.after,
+        "heads": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "moved": head.moved,
+                "query": [*head.query],
+                "key": [*head.key],
+                "words": [
+                    [token_name(one.tokens, at) for one, at in zip(both, place, strict=True)]
+                    for place in (head.query, head.key)
+                ],
+                "before": head.before,
+                "after": head.after,
+            }
+            for head in heads[:count]
+        ],
+        "complete": complete,
+    }
+
+
+def swap(session: Session, token: int, word: str) -> SwapAnswer:
+    """Exchange the word of a token, let the model read the text again, and compare."""
+    _check_index("token", token, len(session.tokens), "tokens")
+    if not isinstance(word, str):
+        raise TypeError(f"word must be a text, got {type(word).__name__}")
+    other = swap_word(session, token, word)
+    return {
+        "text": other.text or "",
+        "labels": _labels(other, 0, FIRST_LABELS),
+        "changes": changes(session, other),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -19,18 +20,21 @@ from typing_extensions import TypedDict
 from regard.backends.call import Call
 from regard.data.images import OpenedImage, open_image
 from regard.explorer.security import report, without_folders
-from regard.models.checkpoint import find
+from regard.models.checkpoint import ID, LONGEST_ID, find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.default_models import KOREAN, default_model, is_korean, name_of
 from regard.session.effects import check_link, measure_heads, measure_link
 from regard.session.session import Session, look_at, look_at_image, takes_images
+from regard.session.swaps import swap_word, swapped_text
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides
+MOST_OFFERED = 64
 MOST_WAITING = 8
+LONGEST_PLACE = 1024  # characters of a directory or hub id
 MOST_BYTES = 64 << 20  # of the images that wait
 MOST_REMEMBERED = 64  # jobs that ended
 UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
@@ -88,13 +92,17 @@ class ModelShelf:
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
         self.ignore = tuple(ignore)
-        places = dict.fromkeys(map(str, where))
-        self.offered = [OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(places)]
+        places: dict[str, str] = {}
+        for place in map(str, where):
+            places.setdefault(resolved(place), place)
+        self.offered = [OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(places.values())]
         if demo:
             with suppress(ImportError):  # not installed
-                self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
-            if KOREAN.is_fetched:
+                if resolved(str(default_model())) not in places:
+                    self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
+            if KOREAN.is_fetched and resolved(str(KOREAN.directory)) not in places:
                 self.offered.append(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
+        self._ids = count(len(places))
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
@@ -116,6 +124,37 @@ class ModelShelf:
         raise LookupError(
             f"there is no model {str(name)[:40]!r}: there are {names}; `regard serve --model DIR` adds one"
         )
+
+    def propose(self, where: str) -> OfferedModel:
+        """A model that somebody asks for by directory or hub id: one that is offered already, or one to `add`.
+
+        Raises ValueError for what is neither a directory with a config.json nor an id.
+        """
+        place = where.strip()
+        if not 0 < len(place) <= LONGEST_PLACE or not place.isprintable():
+            raise ValueError(f"a model is a directory or a hub id of 1 to {LONGEST_PLACE} characters, got {len(place)}")
+        folder = Path(os.path.expanduser(place))
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ValueError(f"{folder.name!r} has no config.json: give the directory of a model")
+        elif place.startswith((".", "/", "~", "\\")) or not ID.fullmatch(place) or len(place) > LONGEST_ID:
+            raise ValueError(f"there is no directory {folder.name!r}; a model of the hub is called 'owner/name'")
+        for offered in self.offered:
+            if resolved(offered.where) == resolved(place):
+                return offered
+        if len(self.offered) >= MOST_OFFERED:
+            raise ValueError(f"{MOST_OFFERED} models are offered already: start the server again with fewer")
+        fresh = OfferedModel(str(next(self._ids)), name_of(folder), place)
+        self._locks[fresh.id] = threading.Lock()
+        return fresh
+
+    def add(self, offered: OfferedModel) -> OfferedModel:
+        """Offer a proposed model from now on; one that is offered under the same place already wins."""
+        for other in self.offered:
+            if resolved(other.where) == resolved(offered.where):
+                return other
+        self.offered.append(offered)
+        return offered
 
     def sees(self, offered: OfferedModel) -> bool | None:
         """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it."""
@@ -152,6 +191,12 @@ class ModelShelf:
             yield
 
 
+def resolved(where: str) -> str:
+    """What tells whether two names are one model: the real path of a directory, or the id."""
+    place = os.path.expanduser(where)
+    return os.path.realpath(place) if os.path.isdir(place) else where
+
+
 class BusyError(RuntimeError):
     """Too many jobs are waiting."""
 
@@ -171,9 +216,10 @@ class LinkRequest(TypedDict):
 
 @dataclass
 class Job:
-    """A text or an image for a model, or a link of a session to be measured.
+    """A text or image for a model, a model to open, or a session of which a link is measured or a word exchanged.
 
     text: "" for an image alone.  image: the bytes of its file, and its name.  measured: a session, and the link in it.
+    swapped: a session, the number of a token, and the word for its place.  opening: load the model and offer it.
     progress: of the state, in a few words.
     session: the id of the result.  error: why it failed.  asked: when its state was last requested.
     """
@@ -183,6 +229,8 @@ class Job:
     truncate: bool = False
     image: tuple[bytes, str] | None = None
     measured: tuple[str, LinkRequest] | None = None
+    swapped: tuple[str, int, str] | None = None
+    opening: bool = False
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
@@ -239,6 +287,15 @@ class Jobs:
         """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""
         check_link(self._sessions.get(session), **link)
         return self._queued(Job(measured=(session, link)))
+
+    def open(self, where: str) -> str:
+        """Start loading a model by its directory or hub id, and return the job's id. Raises as `ModelShelf.propose`."""
+        return self._queued(Job(model=self._models.propose(where), opening=True))
+
+    def swap(self, session: str, token: int, word: str) -> str:
+        """Start reading a session's text with another word. Raises as `swapped_text`, and BusyError."""
+        swapped_text(self._sessions.get(session), token, word)
+        return self._queued(Job(swapped=(session, token, word)))
 
     def _queued(self, job: Job) -> str:
         with self._lock:
@@ -298,10 +355,14 @@ class Jobs:
     def _work(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             try:
-                if job.measured is None:
-                    self._read(job)
-                else:
+                if job.measured is not None:
                     self._measure(job, *job.measured)
+                elif job.opening:
+                    self._open(job)
+                elif job.swapped is not None:
+                    self._swap(job, *job.swapped)
+                else:
+                    self._read(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
@@ -330,6 +391,24 @@ class Jobs:
                 job.go_on("measuring", f"{done[0]} / {done[1]}")
         job.session, job.state, job.progress = name, "done", ""
 
+    def _open(self, job: Job) -> None:
+        assert job.model is not None
+        job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(job.model.where)) else "downloading")
+
+        def loaded(done: int, total: int) -> None:
+            job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+        with self._models.using(job.model, loaded):
+            job.model = self._models.add(job.model)
+        job.state, job.progress = "done", ""
+
+    def _swap(self, job: Job, name: str, token: int, word: str) -> None:
+        job.go_on("reading", "reading")
+        session = self._sessions.get(name)
+        with self._models.running(session), _stoppable(job, "reading", "layer {}"):
+            changed = swap_word(session, token, word)
+        self._keep(job, changed)
+
     def _read(self, job: Job) -> None:
         assert job.model is not None
         job.go_on("loading", "loading")
@@ -352,6 +431,9 @@ class Jobs:
                 except ValueError as error:
                     raise ValueError(str(error).replace("the data", repr(name), 1)) from None
                 session = look_at_image(image, model, text=job.text or None, progress=tell)
+        self._keep(job, session)
+
+    def _keep(self, job: Job, session: Session) -> None:
         job.go_on("reading", "measuring")
         _ = session.numbers  # so that the first answer comes at once
         job.go_on("reading", "measured")

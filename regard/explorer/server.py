@@ -19,6 +19,7 @@ from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, Sessi
 from regard.explorer.security import Gate, without_folders
 from regard.locale import Lang
 from regard.session.protocol import (
+    ChangesAnswer,
     EffectsAnswer,
     HeadAnswer,
     LinkHeadsAnswer,
@@ -122,6 +123,13 @@ class LookRequest(TypedDict):
     truncate: NotRequired[bool]
 
 
+class SwapRequest(TypedDict):
+    """Another word in place of the one that a token belongs to."""
+
+    token: int
+    word: str
+
+
 class StartedJSON(TypedDict):
     """A job that was started."""
 
@@ -134,13 +142,23 @@ class OpenedJSON(TypedDict):
     session: str
 
 
+class ModelRequest(TypedDict):
+    """A model to open. where: a directory with a config.json, or an id of the hub."""
+
+    where: str
+
+
 class JobJSON(TypedDict):
-    """How far a job is. progress: in a few words.  session: if it is done.  error: if it failed."""
+    """How far a job is. progress: in a few words.  session: if it is done.  error: if it failed.
+
+    model: the id of the model that was opened, of a job that opens one.
+    """
 
     state: State
     progress: str
     session: str | None
     error: str | None
+    model: NotRequired[str]
 
 
 class ErrorJSON(TypedDict):
@@ -370,6 +388,11 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         with state.running(session):
             return state.answer(session, answers.predictions, heads)
 
+    @server.get("/api/session/{session}/changes")
+    def ask_changes(session: str, other: str, count: Annotated[int, Query(ge=1, le=64)] = 12) -> ChangesAnswer:
+        """The heads that changed most from this session to another one of the same model."""
+        return state.answer(session, answers.changes, state.sessions.get(other), count)
+
     @server.get("/api/session/{session}/effects")
     def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:
         """What was measured of a link so far."""
@@ -400,6 +423,11 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             ]
         }
 
+    @server.post("/api/models")
+    def open_model(request: ModelRequest) -> StartedJSON:
+        """Start a job that loads a model by its directory or hub id, and offers it for new texts."""
+        return {"job": state.jobs.open(request["where"])}
+
     @server.post("/api/look")
     def look(request: LookRequest) -> StartedJSON:
         """Start a job that reads a text."""
@@ -428,11 +456,24 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         """Start a job that measures what a link does; `effects` then has it."""
         return {"job": state.jobs.measure(session, request)}
 
+    @server.post("/api/session/{session}/swap")
+    def swap(session: str, request: SwapRequest) -> StartedJSON:
+        """Start a job that reads the text with another word in a token's place; `changes` then compares."""
+        return {"job": state.jobs.swap(session, request["token"], request["word"])}
+
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:
         """How far a job is."""
         found = state.jobs.get(job)
-        return {"state": found.state, "progress": found.progress, "session": found.session, "error": found.error}
+        line: JobJSON = {
+            "state": found.state,
+            "progress": found.progress,
+            "session": found.session,
+            "error": found.error,
+        }
+        if found.opening and found.state == "done" and found.model is not None:
+            line["model"] = found.model.id
+        return line
 
     @server.delete("/api/job/{job}")
     def cancel_job(job: str) -> JobJSON:

@@ -34,6 +34,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "tile": (answers.tile, ("layer", "head", "rows", "cols", "size")),
     "steps": (answers.steps, ("layer", "head", "token", "key")),
     "image": (answers.image, ("number",)),
+    "swap": (answers.swap, ("token", "word")),
     "predictions": (answers.predictions, ("without",)),
     "effects": (answers.effects, ("token", "key")),
     "measure": (answers.measure, ("token", "key", "layer", "head")),

@@ -117,6 +117,16 @@ class Opening(TypedDict):
     key: int | None
 
 
+class SuggestionJSON(TypedDict):
+    """Models for a text that this one cannot read. unknown: the share of its tokens that are unknown.
+
+    models: hub ids.
+    """
+
+    unknown: float
+    models: list[str]
+
+
 class OverviewAnswer(TypedDict):
     """All heads at a glance.
 
@@ -124,8 +134,10 @@ class OverviewAnswer(TypedDict):
     text: the input text; null if unknown or too long.  rows: whether every layer has exact rows.
     measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
     labels_of_heads: by layer and head the pattern that gets at least half of its attention, or null.
+    rest_of_heads: of a head that rests on the first token, the pattern that gets half of the other attention, or null.
     opening: where to look first; null if no exact rows are known.
     images: those the model was given.  layouts: of tokens; layers refer to them by number.
+    suggestion: for a Korean text of which more than half of the tokens are unknown to the model; else null.
     """
 
     version: int
@@ -137,9 +149,11 @@ class OverviewAnswer(TypedDict):
     layers: list[LayerJSON]
     measures: dict[str, ArrayJSON]
     labels_of_heads: list[list[str | None]]
+    rest_of_heads: list[list[str | None]]
     opening: Opening | None
     images: list[ImageJSON]
     layouts: list[LayoutJSON]
+    suggestion: SuggestionJSON | None
     warning: str
 
 
@@ -452,3 +466,45 @@ class PredictionsAnswer(TypedDict):
     without: list[list[int]]
     temperatures: list[float]
     places: list[PredictedJSON]
+
+
+class HeadChangeJSON(TypedDict):
+    """How a head changed between two sessions.
+
+    moved: the share of its attention that goes elsewhere, ½ Σ |w − w′| of a row, the mean over the queries.
+    query, key: of the link between words that changed most, in the first and in the second session.
+    words: those of the query in either session, and those of the key.
+    before, after: its weight in the first and in the second.
+    """
+
+    layer: int
+    head: int
+    moved: float
+    query: list[int]
+    key: list[int]
+    words: list[list[str]]
+    before: float
+    after: float
+
+
+class ChangesAnswer(TypedDict):
+    """The heads that changed most between two sessions, best first.
+
+    counts: tokens of either.  before, after: how many tokens at the beginning and at the end are aligned one by one;
+    those between them are compared as one. With as many tokens in both, all are aligned one by one.
+    complete: whether every query was compared; of long texts some are.
+    """
+
+    counts: list[int]
+    before: int
+    after: int
+    heads: list[HeadChangeJSON]
+    complete: bool
+
+
+class SwapAnswer(TypedDict):
+    """A text with one word exchanged, its tokens, and the heads that changed."""
+
+    text: str
+    labels: list[str]
+    changes: ChangesAnswer

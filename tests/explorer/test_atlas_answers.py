@@ -386,3 +386,9 @@ def test_server_predicts_with_heads_switched_off(client, session):
     assert client.get("/api/session/1/predictions").json() == answers.predictions(session)
     assert client.get("/api/session/1/predictions", params={"without": "0.1;2"}).status_code == 422
     assert client.get("/api/session/1/predictions", params={"without": "0.99"}).status_code == 404
+
+
+def test_overview_names_what_heads_do_beside_the_first_token(session):
+    rest = answers.overview(session)["rest_of_heads"]
+    for layer, names in zip(session.layers, rest, strict=True):
+        assert names == [answers.head(session, layer.index, head)["rest"] for head in range(layer.view.sizes[1])]

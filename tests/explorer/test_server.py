@@ -181,10 +181,13 @@ def test_openapi_names_every_route_and_types_its_answers(client):
     document = client.get("/openapi.json").json()
     routes = {(path, verb) for path, verbs in document["paths"].items() for verb in verbs}
     session = "/api/session/{session}"
-    asked = {(f"{session}/{name}", "get") for name in ("overview", "tokens", "head", "links", "row", "tile", "steps")}
+    one = ("overview", "tokens", "head", "links", "row", "tile", "steps", "predictions", "changes")
+    all_heads = ("thumbnails", "rows_of_token", "link_in_heads", "ranked")
+    asked = {(f"{session}/{name}", "get") for name in one + all_heads}
     others = {("/api/look", "post"), ("/api/open", "post"), ("/api/job/{job}", "get"), ("/api/job/{job}", "delete")}
     pictures = {(f"{session}/image/{{number}}", "get"), ("/api/look_at_image", "post")}
-    effects = {(f"{session}/effects", "get"), (f"{session}/effects", "post")}
+    effects = {(f"{session}/effects", "get"), (f"{session}/effects", "post"), (f"{session}/swap", "post")}
+    effects |= {("/api/models", "post")}
     assert routes == asked | others | pictures | effects | {("/api/sessions", "get"), ("/api/models", "get")}
     bytes_ = document["paths"][f"{session}/image/{{number}}"]["get"]["responses"]["200"]["content"]
     assert {"image/jpeg", "image/png"} <= bytes_.keys()

@@ -218,7 +218,14 @@ def bodies(operation: dict[str, Any], file: bytes) -> st.SearchStrategy[bytes | 
     if content:
         asked = st.fixed_dictionaries(
             {"text": st.just("the street") | ANY_TEXT | ANY_JSON},
-            optional={"model": st.sampled_from(["0", None]) | ANY_JSON, "truncate": st.booleans() | ANY_JSON},
+            optional={
+                "model": st.sampled_from(["0", None]) | ANY_JSON,
+                "truncate": st.booleans() | ANY_JSON,
+                "where": ANY_TEXT.map(lambda place: f"/{place}") | st.integers(),  # never an id, which asks the hub
+                "token": st.sampled_from(WHOLE) | ANY_JSON,
+                "key": st.sampled_from(WHOLE) | ANY_JSON,
+                "word": ANY_TEXT | ANY_JSON,
+            },
         )
         return (asked | asked | ANY_JSON).map(lambda one: json.dumps(one).encode()) | st.binary(max_size=99)
     return st.none() | st.binary(max_size=9)
@@ -245,7 +252,7 @@ def requests(draw: st.DrawFn, path: str, operation: dict[str, Any], file: bytes)
 def test_whatever_the_openapi_document_allows_and_more_is_answered_or_refused_in_words(there, file):
     document = there.ask("/openapi.json").json()["paths"]
     operations = [(path, verb.upper(), one) for path, verbs in document.items() for verb, one in verbs.items()]
-    assert len(operations) == 17
+    assert len(operations) == 25
     statuses = set()
     for path, verb, operation in operations:
         statuses |= fuzz(there, verb, requests(path, operation, file))
