@@ -5,16 +5,21 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
+from regard.locale.errors import translate_error
+
+__all__ = ["Lang", "catalogue", "translate", "translate_error"]
+
 Lang = Literal["en", "ko"]
 
 
 @cache
 def catalogue(lang: str) -> dict[str, str]:
-    """English text → text in `lang`. English itself has no catalogue."""
+    """English text → text in `lang`, except for errors. English itself has no catalogue."""
     messages: dict[str, str] = {}
     if lang != "en":
         for file in (files(__name__) / lang).iterdir():
-            messages |= json.loads(file.read_text(encoding="utf-8"))
+            if not file.name.startswith("errors_"):
+                messages |= json.loads(file.read_text(encoding="utf-8"))
     return messages
 
 

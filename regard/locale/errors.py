@@ -1,0 +1,105 @@
+"""Error messages in other languages: the catalogue is keyed by the message with {} for every value in it."""
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+
+PARTICLES = ("을/를", "이/가", "은/는", "와/과", "으로/로", "이나/나", "이어야/여야", "이라/라", "이라는/라는")
+"""Format specs of a field: the value is followed by the form that fits its last sound."""
+FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"", re.DOTALL)
+ITEM = r"(?:'[^']*'|\"[^\"]*\"|[^\s,]+)"
+LIST = re.compile(rf"({ITEM}(?:, {ITEM})*),? (and|or) ({ITEM})")
+JOINTS = ("\n", "; ", ": ")
+
+
+def translate_error(message: str, lang: str = "en") -> str:
+    """An error message in a language; unchanged where no template of the catalogue fits it.
+
+    >>> translate_error("there is no file 'a.txt'", "ko")
+    "'a.txt' 파일이 없습니다"
+
+    Args:
+        message: of an exception or a warning, as English code made it. A value in it that is a message itself, such as
+            the reason of a failure, is translated as well.
+        lang: en, or a language with a catalogue.
+    """
+    return message if lang == "en" else _translated(message, lang)
+
+
+def _translated(text: str, lang: str) -> str:
+    for pieces, translation in _templates(lang):  # the first one that fits has the most text of its own
+        values = _values(text, pieces)
+        if values is not None:
+            own = [value if QUOTED.fullmatch(value) else _translated(value, lang) for value in values]
+            return FIELD.sub(lambda field: own[int(field[1])] + particle(own[int(field[1])], field[2]), translation)
+    if words := LIST.fullmatch(text):
+        return f"{words[1]}{', ' if words[2] == 'and' else ' 또는 '}{words[3]}"
+    for joint in JOINTS:
+        if joint in text:
+            return joint.join(_translated(part, lang) for part in text.split(joint))
+    return text
+
+
+@cache
+def _templates(lang: str) -> list[tuple[tuple[str, ...], str]]:
+    """The text between the fields of each template, and its translation; the longest text first."""
+    templates = {}
+    for file in (files("regard.locale") / lang).iterdir():
+        if file.name.startswith("errors_"):
+            templates |= json.loads(file.read_text(encoding="utf-8"))
+    pairs = [(tuple(template.split("{}")), translation) for template, translation in templates.items()]
+    return sorted(pairs, key=lambda pair: (-sum(map(len, pair[0])), len(pair[0])))
+
+
+def _values(text: str, pieces: tuple[str, ...]) -> list[str] | None:
+    """What stands between the pieces, each taken where it comes first; None if they do not make up the text."""
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return [] if text == first else None
+    if not (text.startswith(first) and text.endswith(last)):
+        return None
+    values, at, end = [], len(first), len(text) - len(last)
+    for piece in pieces[1:-1]:
+        found = text.find(piece, at, end)
+        if found < 0:
+            return None
+        values.append(text[at:found])
+        at = found + len(piece)
+    return [*values, text[at:end]] if at <= end else None
+
+
+# ------------------------------------------------------------------------------------------------------------ particles
+
+# As a Korean reads English: the letters L, M, N, R by name; the ends of words whose last syllable closes.
+SPELT = re.compile(r"[A-Z]+|[^aeiouyAEIOUY]+")
+CLOSED = re.compile(r"(?:l|le|m|n|ng|me|ne|type|ck|(?<![aeiou])[aeiou][kptc]|ook|oup)")
+CLOSED_DIGITS, L_DIGITS = "013678", "178"
+
+
+def particle(value: str, pair: str | None) -> str:
+    """The form of a pair of particles after a value: 을 or 를.
+
+    >>> [value + particle(value, "으로/로") for value in ("레이어 3", "'model'", "토큰", "(tokens)")]
+    ['레이어 3으로', "'model'로", '토큰으로', '(tokens)로']
+    """
+    if not pair:
+        return ""
+    closed, is_l = _ending(re.sub(r"[^\w%]+$", "", value))
+    with_consonant, with_vowel = pair.split("/")[:: -1 if pair == "와/과" else 1]
+    return with_consonant if closed and not (is_l and pair == "으로/로") else with_vowel
+
+
+def _ending(value: str) -> tuple[bool, bool]:
+    """Whether a text ends in a consonant as it is read, and whether that is ㄹ."""
+    last = value[-1:]
+    if "가" <= last <= "힣":
+        final = (ord(last) - ord("가")) % 28
+        return final > 0, final == 8
+    if last.isdigit():
+        return last in CLOSED_DIGITS, last in L_DIGITS
+    word = re.search(r"[A-Za-z]*$", value)[0]  # type: ignore[index]
+    if SPELT.fullmatch(word):
+        return last in "lmnrLMNR", last in "lrLR"
+    return bool(re.search(rf"{CLOSED.pattern}$", word.lower())), bool(re.search(r"le?$", word.lower()))

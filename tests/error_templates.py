@@ -1,0 +1,393 @@
+"""The templates of the error messages of the package, read from its source; a command that lists untranslated ones.
+
+    python tests/error_templates.py
+
+A template is a message with {} for each value in it. A value that is a phrase of ours, such as a reason, has templates
+of its own: those of the texts that the code may put there.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "regard"
+FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
+# Calls whose argument of this number is a message, besides classes that end in Error.
+MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
+# Keywords of calls that hold messages, and functions that return them.
+TABLES = {"Refusal": ("deep", "broken", "other", "twin")}
+REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|lacking")
+DEEPEST = 4
+LISTS = ("{} and {}", "{} or {}")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value in a message; `options` are the phrases that the code may put there."""
+
+    options: tuple[Message, ...] = ()
+
+
+Part = str | Field
+Message = tuple[Part, ...]
+
+
+def template(message: Message) -> str:
+    return "".join(part if isinstance(part, str) else "{}" for part in message)
+
+
+def has_words(message: Message) -> bool:
+    return bool(re.search("[a-z]{2}", template(message))) and template(message) not in LISTS
+
+
+def is_phrase(message: Message) -> bool:
+    """Whether a text is English, not a name, a number or punctuation."""
+    text = "".join(part if isinstance(part, str) else "\0" for part in message)
+    return has_words(message) and bool(re.search(r"[A-Za-z\0)\]]\S* +\S*[a-z]|[a-z] ", text))
+
+
+@dataclass
+class Source:
+    """A module: its tree, with parents, and the strings that its names may stand for."""
+
+    path: Path
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+
+    @cached_property
+    def globals(self) -> dict[str, list[ast.expr]]:
+        return assigned(self.tree, deep=False)
+
+    def function(self, node: ast.AST) -> ast.FunctionDef | None:
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, ast.FunctionDef):
+                return node
+        return None
+
+
+def assigned(scope: ast.AST, deep: bool = True) -> dict[str, list[ast.expr]]:
+    """The expressions that are assigned to each name of a scope."""
+    values: dict[str, list[ast.expr]] = defaultdict(list)
+
+    def bind(target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            values[target.id].append(value)
+        elif isinstance(target, ast.Tuple):
+            for choice in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+                if isinstance(choice, ast.Tuple) and len(choice.elts) == len(target.elts):
+                    for one, its in zip(target.elts, choice.elts, strict=True):
+                        bind(one, its)
+
+    for node in ast.walk(scope) if deep else ast.iter_child_nodes(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                bind(target, node.value)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            bind(node.target, node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            added = ast.BinOp(node.target, ast.Add(), node.value)
+            values[node.target.id].append(ast.copy_location(added, node))
+    return values
+
+
+class Package:
+    """All modules, with what is needed to follow a name or a call from one to another."""
+
+    def __init__(self, root: Path = PACKAGE) -> None:
+        self.sources = [Source(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(root.rglob("*.py"))]
+        self.functions: dict[str, list[tuple[Source, ast.FunctionDef]]] = defaultdict(list)
+        self.calls: dict[str, list[tuple[Source, ast.Call]]] = defaultdict(list)
+        self.constants: dict[str, list[tuple[Source, ast.expr]]] = defaultdict(list)
+        self.locals: dict[ast.AST, dict[str, list[ast.expr]]] = {}
+        for source in self.sources:
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.FunctionDef):
+                    self.functions[node.name].append((source, node))
+                elif isinstance(node, ast.Call):
+                    self.calls[called(node)].append((source, node))
+            for name, values in source.globals.items():
+                if name.isupper():
+                    self.constants[name] += [(source, value) for value in values]
+
+    # ------------------------------------------------------------------------------------------------------ messages
+
+    def messages(self) -> Iterator[tuple[str, Message]]:
+        """The place and the parts of every message."""
+        for source in self.sources:
+            for node in ast.walk(source.tree):
+                for expression in self.expressions(source, node):
+                    for message in self.texts(source, expression) or []:
+                        if any(isinstance(part, str) for part in message):
+                            yield f"{source.path.relative_to(PACKAGE.parent)}:{expression.lineno}", message
+
+    def expressions(self, source: Source, node: ast.AST) -> Iterator[ast.expr]:
+        """The expressions of the messages that a node makes."""
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and not isinstance(node.exc.func, ast.Name):
+            yield from node.exc.args[:1] if called(node.exc) not in MESSAGES else ()
+        if isinstance(node, ast.Call):
+            name = called(node)
+            if name in TABLES:
+                yield from (unnamed(keyword.value) for keyword in node.keywords if keyword.arg in TABLES[name])
+            elif name in MESSAGES:
+                yield from node.args[MESSAGES[name] :][:1]
+            elif name.endswith("Error") or (isinstance(source.parents[node], ast.Raise) and isinstance(node.func, ast.Name)):
+                yield from node.args[1:2] if len(node.args) == 3 else node.args[:1]
+        if isinstance(node, ast.FunctionDef) and REASONS.fullmatch(node.name):
+            yield from returned(node)
+
+    # --------------------------------------------------------------------------------------------------------- texts
+
+    def texts(self, source: Source, node: ast.expr, depth: int = 0, seen: frozenset[str] = frozenset()) -> list[Message] | None:
+        """What a string expression may be; None if that is not known."""
+        if depth > DEEPEST:
+            return None
+        match node:
+            case ast.Constant(value=str(text)):
+                return [(text,)] if text else [()]
+            case ast.JoinedStr():
+                parts = [self.part(source, value, depth, seen) for value in node.values]
+                return [joined(parts)]
+            case ast.BinOp(op=ast.Add()):
+                left, right = (self.texts(source, side, depth, seen) for side in (node.left, node.right))
+                if left is None and right is None:
+                    return None
+                return [joined(pair) for pair in product(left or [(Field(),)], right or [(Field(),)])]
+            case ast.IfExp() | ast.BoolOp():
+                choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else node.values
+                options = [self.texts(source, choice, depth, seen) for choice in choices]
+                if all(option is None for option in options):
+                    return None
+                return [text for option in options for text in (option or [(Field(),)])]
+            case ast.Name():
+                return self.named(source, node, depth, seen)
+            case ast.Call():
+                return self.result(source, node, depth, seen)
+            case ast.Subscript():
+                return self.table(source, node.value, depth, seen)
+        return None
+
+    def part(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> Message:
+        if isinstance(node, ast.Constant):
+            return (node.value,)
+        assert isinstance(node, ast.FormattedValue)
+        if node.conversion == ord("r") or node.format_spec is not None:
+            return (Field(),)
+        return (self.field(source, node.value, depth, seen),)
+
+    def field(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> Field:
+        options = self.texts(source, node, depth + 1, seen) or []
+        if not isinstance(node, ast.IfExp | ast.BoolOp):  # a word alone is a name there, here an English word
+            options = [option if is_phrase(option) or option == () else (Field(),) for option in options]
+        return Field(tuple(dict.fromkeys(options))) if any(map(has_words, options)) else Field()
+
+    def named(self, source: Source, node: ast.Name, depth: int, seen: frozenset[str]) -> list[Message] | None:
+        """The texts of a name: of a local, a parameter, or a constant of this module or another."""
+        name, function = node.id, source.function(node)
+        if f"{source.path}:{name}" in seen:
+            return None
+        seen |= {f"{source.path}:{name}"}
+        while function is not None:
+            if function not in self.locals:
+                self.locals[function] = assigned(function)
+            if values := self.locals[function].get(name):
+                return self.any_of([(source, value) for value in values], depth, seen)
+            if name in parameters(function):
+                return self.any_of(list(self.arguments(source, function, name)), depth + 1, seen)
+            function = source.function(function)
+        return self.any_of([(source, value) for value in source.globals.get(name, [])] or self.constants[name], depth, seen)
+
+    def any_of(self, values: list[tuple[Source, ast.expr]], depth: int, seen: frozenset[str]) -> list[Message] | None:
+        options = [self.texts(source, value, depth, seen) for source, value in values]
+        texts = [text for option in options for text in (option or [])]
+        if not texts:
+            return None
+        return list(dict.fromkeys([*texts, *([(Field(),)] if None in options else [])]))
+
+    def arguments(self, source: Source, function: ast.FunctionDef, name: str) -> Iterator[tuple[Source, ast.expr]]:
+        """What the calls of a function give for a parameter, and its default."""
+        names = parameters(function)
+        at = names.index(name)
+        spec = function.args
+        defaults = dict(zip(reversed([*spec.posonlyargs, *spec.args]), reversed(spec.defaults), strict=False))
+        defaults |= {one: value for one, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value}
+        yield from ((source, value) for one, value in defaults.items() if one.arg == name)
+        if len(self.functions[function.name]) > 1:
+            return  # another one of that name may be called
+        for caller, call in self.calls[function.name]:
+            given = [keyword.value for keyword in call.keywords if keyword.arg == name]
+            if not given and at < len(call.args) and not any(isinstance(one, ast.Starred) for one in call.args):
+                given = [call.args[at]]
+            yield from ((caller, value) for value in given)
+
+    def result(self, source: Source, node: ast.Call, depth: int, seen: frozenset[str]) -> list[Message] | None:
+        name = called(node)
+        if name == "format" and isinstance(node.func, ast.Attribute):
+            return self.formatted(source, node, depth, seen)
+        if name == "join" and isinstance(node.func, ast.Attribute) and node.args:
+            elements = node.args[0]
+            match elements:
+                case ast.GeneratorExp() | ast.ListComp():
+                    inner = self.texts(source, elements.elt, depth + 1, seen)
+                case ast.List() | ast.Tuple():
+                    inner = self.any_of([(source, one) for one in elements.elts], depth + 1, seen)
+                case ast.Name():
+                    inner = self.items(source, elements, depth, seen)
+                case _:
+                    inner = None
+            return [(Field(tuple(text for text in inner if is_phrase(text))),)] if inner else None
+        if name == "str" and node.args:
+            return self.texts(source, node.args[0], depth, seen) if isinstance(node.args[0], ast.Name) else None
+        if len(found := self.functions.get(name, [])) == 1 and name not in ("get", "items"):
+            where, function = found[0]
+            if f"{name}()" not in seen:
+                return self.any_of([(where, value) for value in returned(function)], depth + 1, seen | {f"{name}()"})
+        return None
+
+    def items(self, source: Source, node: ast.Name, depth: int, seen: frozenset[str]) -> list[Message] | None:
+        """The texts of a list that a function builds."""
+        function = source.function(node)
+        values: list[tuple[Source, ast.expr]] = []
+        for one in ast.walk(function or source.tree):
+            if isinstance(one, ast.Call) and called(one) == "append" and isinstance(one.func, ast.Attribute):
+                if isinstance(one.func.value, ast.Name) and one.func.value.id == node.id:
+                    values.append((source, one.args[0]))
+        for value in assigned(function or source.tree).get(node.id, []):
+            for one in ast.walk(value):
+                if isinstance(one, ast.List | ast.Tuple):
+                    values += [(source, element) for element in one.elts]
+                elif isinstance(one, ast.ListComp | ast.GeneratorExp):
+                    values.append((source, one.elt))
+        return self.any_of(values, depth + 1, seen)
+
+    def formatted(self, source: Source, node: ast.Call, depth: int, seen: frozenset[str]) -> list[Message] | None:
+        assert isinstance(node.func, ast.Attribute)
+        texts = self.texts(source, node.func.value, depth, seen)
+        if texts is None:
+            return None
+        given = {keyword.arg: keyword.value for keyword in node.keywords} | dict(enumerate(node.args))
+        result = []
+        for text in texts:
+            number, parts = 0, []
+            for literal, name, spec, conversion in string.Formatter().parse("".join(p for p in text if isinstance(p, str))):
+                parts.append((literal,) if literal else ())
+                if name is None:
+                    continue
+                key: str | int = number if name == "" else name
+                number += name == ""
+                plain = key in given and not spec and not conversion and not isinstance(given[key], ast.Starred)
+                parts.append((self.field(source, given[key], depth, seen) if plain else Field(),))
+            result.append(joined(parts))
+        return result
+
+    def table(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> list[Message] | None:
+        """The values of a dict of the module."""
+        if not isinstance(node, ast.Name):
+            return None
+        values = source.globals.get(node.id) or [value for _, value in self.constants[node.id]]
+        tables = [value for value in values if isinstance(value, ast.Dict)]
+        return self.any_of([(source, value) for table in tables for value in table.values], depth, seen)
+
+
+def unnamed(node: ast.expr) -> ast.expr:
+    """An f-string or a text of `str.format` with {} for its {named} fields."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            one.value = re.sub(r"\{\w+\}", "{}", one.value)
+    return node
+
+
+def called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    spec = function.args
+    names = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+    return [*(names[1:] if names[:1] in (["self"], ["cls"]) else names), *(one.arg for one in spec.kwonlyargs)]
+
+
+def returned(function: ast.FunctionDef) -> list[ast.expr]:
+    """What a function returns; the message, if that is an exception."""
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    return [value.args[0] if isinstance(value, ast.Call) and called(value).endswith("Error") and value.args else value for value in values]
+
+
+def joined(parts: list[Message] | tuple[Message, ...]) -> Message:
+    """One message, with neighbouring texts as one."""
+    message: list[Part] = []
+    for one in (one for part in parts for one in part):
+        if isinstance(one, str) and message and isinstance(message[-1], str):
+            message[-1] += one
+        else:
+            message.append(one)
+    return tuple(message)
+
+
+# ------------------------------------------------------------------------------------------------------------- coverage
+
+
+def missing(message: Message, catalogue: dict[str, str]) -> list[str]:
+    """The templates that a message needs and the catalogue lacks: its own or those with its phrases written out."""
+    own = template(message)
+    if not has_words(message):
+        lacks: list[str] = []
+        for part in message:
+            lacks += lacking(part, catalogue) if isinstance(part, Field) else []
+        return lacks
+    if own in catalogue:
+        used = {int(match[1]) for match in FIELD.finditer(catalogue[own])}
+        fields = [part for part in message if isinstance(part, Field)]
+        return [lack for number in used if number < len(fields) for lack in lacking(fields[number], catalogue)]
+    for at, part in enumerate(message):
+        if isinstance(part, Field) and part.options:
+            options = [joined([message[:at], option, message[at + 1 :]]) for option in part.options]
+            if not any(missing(option, catalogue) for option in options):
+                return []
+    return [own]
+
+
+def lacking(field: Field, catalogue: dict[str, str]) -> list[str]:
+    return [lack for option in field.options for lack in missing(option, catalogue)]
+
+
+def reachable(message: Message) -> Iterator[str]:
+    """Every template that may stand for a message or a phrase in it."""
+    yield template(message)
+    for at, part in enumerate(message):
+        if isinstance(part, Field):
+            for option in part.options:
+                yield from reachable(option)
+                yield from reachable(joined([message[:at], option, message[at + 1 :]]))
+
+
+def main() -> int:
+    catalogue: dict[str, str] = {}
+    for file in sorted((PACKAGE / "locale" / "ko").glob("errors_*.json")):
+        catalogue |= json.loads(file.read_text(encoding="utf-8"))
+    lacks: dict[str, str] = {}
+    for place, message in Package().messages():
+        for one in missing(message, catalogue):
+            lacks.setdefault(one, place)
+    json.dump(lacks, sys.stdout, ensure_ascii=False, indent=1)
+    print()
+    return bool(lacks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
