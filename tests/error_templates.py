@@ -28,7 +28,8 @@ MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
 TABLES = {"Refusal": ("deep", "broken", "other", "twin")}
 REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|lacking")
 DEEPEST = 4
-LISTS = ("{} and {}", "{} or {}")
+NAMES = ("{} and {}", "{} or {}", "regard", "code", "markdown")
+CODE = re.compile(r"--\S+( \S+)?|pip install .+|regard (look|serve) photo.*|regard effect|[a-z]+\.\S+\(\S*\)")
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ def template(message: Message) -> str:
 
 
 def has_words(message: Message) -> bool:
-    return bool(re.search("[a-z]{2}", template(message))) and template(message) not in LISTS
+    text = template(message)
+    return bool(re.search("[a-z]{2}", text)) and text not in NAMES and not CODE.fullmatch(text)
 
 
 def is_phrase(message: Message) -> bool:
     """Whether a text is English, not a name, a number or punctuation."""
     text = "".join(part if isinstance(part, str) else "\0" for part in message)
-    return has_words(message) and bool(re.search(r"[A-Za-z\0)\]]\S* +\S*[a-z]|[a-z] ", text))
+    return text.startswith("--") or (has_words(message) and bool(re.search(r"[A-Za-z\0)\]]\S* +\S*[a-z]|[a-z] ", text)))
 
 
 @dataclass
@@ -133,7 +135,7 @@ class Package:
             for node in ast.walk(source.tree):
                 for expression in self.expressions(source, node):
                     for message in self.texts(source, expression) or []:
-                        if any(isinstance(part, str) for part in message):
+                        if any(isinstance(part, str) and " " in part for part in message):
                             yield f"{source.path.relative_to(PACKAGE.parent)}:{expression.lineno}", message
 
     def expressions(self, source: Source, node: ast.AST) -> Iterator[ast.expr]:
@@ -192,9 +194,12 @@ class Package:
 
     def field(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> Field:
         options = self.texts(source, node, depth + 1, seen) or []
-        if not isinstance(node, ast.IfExp | ast.BoolOp):  # a word alone is a name there, here an English word
+        values = [node]
+        if isinstance(node, ast.Name) and (function := source.function(node)) is not None:
+            values = self.local(function).get(node.id, values)
+        if not any(isinstance(value, ast.IfExp | ast.BoolOp) for value in values):  # a word alone is a name there, here an English word
             options = [option if is_phrase(option) or option == () else (Field(),) for option in options]
-        return Field(tuple(dict.fromkeys(options))) if any(map(has_words, options)) else Field()
+        return Field(tuple(dict.fromkeys(options))) if any(has_words(o) or is_phrase(o) for o in options) else Field()
 
     def named(self, source: Source, node: ast.Name, depth: int, seen: frozenset[str]) -> list[Message] | None:
         """The texts of a name: of a local, a parameter, or a constant of this module or another."""
@@ -203,14 +208,17 @@ class Package:
             return None
         seen |= {f"{source.path}:{name}"}
         while function is not None:
-            if function not in self.locals:
-                self.locals[function] = assigned(function)
-            if values := self.locals[function].get(name):
+            if values := self.local(function).get(name):
                 return self.any_of([(source, value) for value in values], depth, seen)
             if name in parameters(function):
                 return self.any_of(list(self.arguments(source, function, name)), depth + 1, seen)
             function = source.function(function)
         return self.any_of([(source, value) for value in source.globals.get(name, [])] or self.constants[name], depth, seen)
+
+    def local(self, function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+        if function not in self.locals:
+            self.locals[function] = assigned(function)
+        return self.locals[function]
 
     def any_of(self, values: list[tuple[Source, ast.expr]], depth: int, seen: frozenset[str]) -> list[Message] | None:
         options = [self.texts(source, value, depth, seen) for source, value in values]
@@ -227,9 +235,10 @@ class Package:
         defaults = dict(zip(reversed([*spec.posonlyargs, *spec.args]), reversed(spec.defaults), strict=False))
         defaults |= {one: value for one, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value}
         yield from ((source, value) for one, value in defaults.items() if one.arg == name)
-        if len(self.functions[function.name]) > 1:
-            return  # another one of that name may be called
+        alone = len(self.functions[function.name]) == 1
         for caller, call in self.calls[function.name]:
+            if not alone and caller is not source:
+                continue  # another one of that name may be called
             given = [keyword.value for keyword in call.keywords if keyword.arg == name]
             if not given and at < len(call.args) and not any(isinstance(one, ast.Starred) for one in call.args):
                 given = [call.args[at]]
@@ -344,22 +353,18 @@ def joined(parts: list[Message] | tuple[Message, ...]) -> Message:
 
 def missing(message: Message, catalogue: dict[str, str]) -> list[str]:
     """The templates that a message needs and the catalogue lacks: its own or those with its phrases written out."""
-    own = template(message)
-    if not has_words(message):
-        lacks: list[str] = []
-        for part in message:
-            lacks += lacking(part, catalogue) if isinstance(part, Field) else []
-        return lacks
-    if own in catalogue:
-        used = {int(match[1]) for match in FIELD.finditer(catalogue[own])}
+    own, lacks = template(message), [template(message)]
+    if own in catalogue or not has_words(message):
         fields = [part for part in message if isinstance(part, Field)]
-        return [lack for number in used if number < len(fields) for lack in lacking(fields[number], catalogue)]
+        used = range(len(fields)) if own not in catalogue else {int(match[1]) for match in FIELD.finditer(catalogue[own])}
+        lacks = [lack for number in used if number < len(fields) for lack in lacking(fields[number], catalogue)]
     for at, part in enumerate(message):
-        if isinstance(part, Field) and part.options:
+        if lacks and isinstance(part, Field) and part.options:
             options = [joined([message[:at], option, message[at + 1 :]]) for option in part.options]
-            if not any(missing(option, catalogue) for option in options):
-                return []
-    return [own]
+            left = [missing(option, catalogue) for option in options]
+            if not all(left):  # at least one of them is there: this is how the message was translated
+                lacks = [lack for one in left for lack in one]
+    return lacks
 
 
 def lacking(field: Field, catalogue: dict[str, str]) -> list[str]:

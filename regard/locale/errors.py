@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 PARTICLES = ("을/를", "이/가", "은/는", "와/과", "으로/로", "이나/나", "이어야/여야", "이라/라", "이라는/라는")
@@ -25,32 +25,42 @@ def translate_error(message: str, lang: str = "en") -> str:
             the reason of a failure, is translated as well.
         lang: en, or a language with a catalogue.
     """
-    return message if lang == "en" else _translated(message, lang)
+    return message if lang == "en" else _translated(message, lang)[0]
 
 
-def _translated(text: str, lang: str) -> str:
-    for pieces, translation in _templates(lang):  # the first one that fits has the most text of its own
-        values = _values(text, pieces)
-        if values is not None:
-            own = [value if QUOTED.fullmatch(value) else _translated(value, lang) for value in values]
-            return FIELD.sub(lambda field: own[int(field[1])] + particle(own[int(field[1])], field[2]), translation)
+@lru_cache(maxsize=1024)
+def _translated(text: str, lang: str) -> tuple[str, int]:
+    """A text in a language, and how many of its characters were translated: the most that any template can."""
+    best, most = text, 0
     if words := LIST.fullmatch(text):
-        return f"{words[1]}{', ' if words[2] == 'and' else ' 또는 '}{words[3]}"
+        best = f"{words[1]}{', ' if words[2] == 'and' else ' 또는 '}{words[3]}"
     for joint in JOINTS:
         if joint in text:
-            return joint.join(_translated(part, lang) for part in text.split(joint))
-    return text
+            parts = [_translated(part, lang) for part in text.split(joint)]
+            if (known := sum(part[1] for part in parts)) > most:
+                best, most = joint.join(part[0] for part in parts), known
+    for pieces, translation in _templates(lang):
+        values = _values(text, pieces)
+        if values is not None:
+            own = [(value, 0) if QUOTED.fullmatch(value) else _translated(value, lang) for value in values]
+            if (known := sum(map(len, pieces)) + sum(value[1] for value in own)) > most:
+                best, most = _filled(translation, [value[0] for value in own]), known
+    return best, most
+
+
+def _filled(translation: str, values: list[str]) -> str:
+    return FIELD.sub(lambda field: values[int(field[1])] + particle(values[int(field[1])], field[2]), translation)
 
 
 @cache
 def _templates(lang: str) -> list[tuple[tuple[str, ...], str]]:
-    """The text between the fields of each template, and its translation; the longest text first."""
-    templates = {}
+    """The text between the fields of each template, and its translation."""
+    templates: dict[str, str] = {}
     for file in (files("regard.locale") / lang).iterdir():
         if file.name.startswith("errors_"):
             templates |= json.loads(file.read_text(encoding="utf-8"))
     pairs = [(tuple(template.split("{}")), translation) for template, translation in templates.items()]
-    return sorted(pairs, key=lambda pair: (-sum(map(len, pair[0])), len(pair[0])))
+    return [pair for pair in pairs if re.search(r"[^\W\d_]", "".join(pair[0]))]  # "{}: {}" would fit anything
 
 
 def _values(text: str, pieces: tuple[str, ...]) -> list[str] | None:
