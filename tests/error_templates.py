@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "regard"
@@ -28,8 +28,8 @@ MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
 TABLES = {"Refusal": ("deep", "broken", "other", "twin")}
 REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|lacking")
 DEEPEST = 4
-NAMES = ("{} and {}", "{} or {}", "regard", "code", "markdown")
-CODE = re.compile(r"--\S+( \S+)?|pip install .+|regard (look|serve) photo.*|regard effect|[a-z]+\.\S+\(\S*\)")
+NAMES = ("{} and {}", "{} or {}", "{} is {}", "regard", "code", "markdown", "PostScript")
+CODE = re.compile(r"--\S+( \S+)?|pip install .+|regard (look|serve) photo.*|regard effect|\w+=\[.*|[a-z]+\.\S+\(\S*\)")
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def assigned(scope: ast.AST, deep: bool = True) -> dict[str, list[ast.expr]]:
         if isinstance(target, ast.Name):
             values[target.id].append(value)
         elif isinstance(target, ast.Tuple):
+            if isinstance(value, ast.GeneratorExp):
+                value = ast.copy_location(ast.Tuple([value.elt] * len(target.elts)), value)
             for choice in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
                 if isinstance(choice, ast.Tuple) and len(choice.elts) == len(target.elts):
                     for one, its in zip(target.elts, choice.elts, strict=True):
@@ -135,7 +137,7 @@ class Package:
             for node in ast.walk(source.tree):
                 for expression in self.expressions(source, node):
                     for message in self.texts(source, expression) or []:
-                        if any(isinstance(part, str) and " " in part for part in message):
+                        if any(part.options if isinstance(part, Field) else " " in part for part in message):
                             yield f"{source.path.relative_to(PACKAGE.parent)}:{expression.lineno}", message
 
     def expressions(self, source: Source, node: ast.AST) -> Iterator[ast.expr]:
@@ -194,6 +196,7 @@ class Package:
 
     def field(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> Field:
         options = self.texts(source, node, depth + 1, seen) or []
+        options = [inner for o in options for inner in (o[0].options if len(o) == 1 and isinstance(o[0], Field) else (o,))]
         values = [node]
         if isinstance(node, ast.Name) and (function := source.function(node)) is not None:
             values = self.local(function).get(node.id, values)
@@ -204,14 +207,15 @@ class Package:
     def named(self, source: Source, node: ast.Name, depth: int, seen: frozenset[str]) -> list[Message] | None:
         """The texts of a name: of a local, a parameter, or a constant of this module or another."""
         name, function = node.id, source.function(node)
-        if f"{source.path}:{name}" in seen:
+        place = f"{source.path}:{function.lineno if function else 0}:{name}"
+        if place in seen:
             return None
-        seen |= {f"{source.path}:{name}"}
+        seen |= {place}
         while function is not None:
-            if values := self.local(function).get(name):
-                return self.any_of([(source, value) for value in values], depth, seen)
-            if name in parameters(function):
-                return self.any_of(list(self.arguments(source, function, name)), depth + 1, seen)
+            values = [(source, value) for value in self.local(function).get(name, [])]
+            given = list(self.arguments(source, function, name)) if name in parameters(function) else []
+            if values or given:
+                return self.any_of([*values, *given], depth + bool(given), seen)
             function = source.function(function)
         return self.any_of([(source, value) for value in source.globals.get(name, [])] or self.constants[name], depth, seen)
 
@@ -262,7 +266,9 @@ class Package:
             return [(Field(tuple(text for text in inner if is_phrase(text))),)] if inner else None
         if name == "str" and node.args:
             return self.texts(source, node.args[0], depth, seen) if isinstance(node.args[0], ast.Name) else None
-        if len(found := self.functions.get(name, [])) == 1 and name not in ("get", "items"):
+        found = self.functions.get(name, [])
+        found = found if len(found) == 1 else [one for one in found if one[0] is source]
+        if len(found) == 1:
             where, function = found[0]
             if f"{name}()" not in seen:
                 return self.any_of([(where, value) for value in returned(function)], depth + 1, seen | {f"{name}()"})
@@ -351,19 +357,31 @@ def joined(parts: list[Message] | tuple[Message, ...]) -> Message:
 # ------------------------------------------------------------------------------------------------------------- coverage
 
 
+def is_ambiguous(message: Message) -> bool:
+    """Whether a phrase stands beside another value, with a space at most between: where it ends is not known."""
+    for before, joint, after in zip(message, message[1:], (*message[2:], ""), strict=False):
+        if isinstance(before, Field) and isinstance(joint, Field) and (before.options or joint.options):
+            return True
+        spaced = isinstance(before, Field) and joint == " " and isinstance(after, Field)
+        if spaced and any(" " in template(option) for option in before.options):
+            return True
+    return False
+
+
 def missing(message: Message, catalogue: dict[str, str]) -> list[str]:
     """The templates that a message needs and the catalogue lacks: its own or those with its phrases written out."""
     own, lacks = template(message), [template(message)]
-    if own in catalogue or not has_words(message):
+    if not is_ambiguous(message) and (own in catalogue or not has_words(message)):
         fields = [part for part in message if isinstance(part, Field)]
         used = range(len(fields)) if own not in catalogue else {int(match[1]) for match in FIELD.finditer(catalogue[own])}
         lacks = [lack for number in used if number < len(fields) for lack in lacking(fields[number], catalogue)]
     for at, part in enumerate(message):
         if lacks and isinstance(part, Field) and part.options:
             options = [joined([message[:at], option, message[at + 1 :]]) for option in part.options]
-            left = [missing(option, catalogue) for option in options]
-            if not all(left):  # at least one of them is there: this is how the message was translated
-                lacks = [lack for one in left for lack in one]
+            written = [missing(option, catalogue) for option in options if template(option) != own]
+            if not all(written):  # at least one of them is there: this is how the message was translated
+                unknown = any(template(option) == own for option in options) and own not in catalogue
+                lacks = [*(lack for one in written for lack in one), *([own] if unknown else [])]
     return lacks
 
 
