@@ -17,16 +17,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "regard"
 FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
 # Calls whose argument of this number is a message, besides classes that end in Error.
 MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
-# Keywords of calls that hold messages, and functions that return them.
-TABLES = {"Refusal": ("deep", "broken", "other", "twin")}
-REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|lacking")
+# Functions that return messages, and names under which reasons are kept for one: variables, fields and arguments.
+REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit")
+KEPT = re.compile(r"reasons|trouble|lacking|without_\w+|why_\w+")
 DEEPEST = 4
 NAMES = ("{} and {}", "{} or {}", "{} is {}", "regard", "code", "markdown", "PostScript")
 CODE = re.compile(r"--\S+( \S+)?|pip install .+|regard (look|serve) photo.*|regard effect|\w+=\[.*|[a-z]+\.\S+\(\S*\)")
@@ -114,7 +114,10 @@ class Package:
     """All modules, with what is needed to follow a name or a call from one to another."""
 
     def __init__(self, root: Path = PACKAGE) -> None:
-        self.sources = [Source(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(root.rglob("*.py"))]
+        self.above = root.parent
+        self.sources = [
+            Source(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(root.rglob("*.py"))
+        ]
         self.functions: dict[str, list[tuple[Source, ast.FunctionDef]]] = defaultdict(list)
         self.calls: dict[str, list[tuple[Source, ast.Call]]] = defaultdict(list)
         self.constants: dict[str, list[tuple[Source, ast.expr]]] = defaultdict(list)
@@ -138,7 +141,7 @@ class Package:
                 for expression in self.expressions(source, node):
                     for message in self.texts(source, expression) or []:
                         if any(part.options if isinstance(part, Field) else " " in part for part in message):
-                            yield f"{source.path.relative_to(PACKAGE.parent)}:{expression.lineno}", message
+                            yield f"{source.path.relative_to(self.above)}:{expression.lineno}", message
 
     def expressions(self, source: Source, node: ast.AST) -> Iterator[ast.expr]:
         """The expressions of the messages that a node makes."""
@@ -146,18 +149,36 @@ class Package:
             yield from node.exc.args[:1] if called(node.exc) not in MESSAGES else ()
         if isinstance(node, ast.Call):
             name = called(node)
-            if name in TABLES:
-                yield from (unnamed(keyword.value) for keyword in node.keywords if keyword.arg in TABLES[name])
-            elif name in MESSAGES:
+            raised = isinstance(source.parents[node], ast.Raise) and isinstance(node.func, ast.Name)
+            if name in MESSAGES:
                 yield from node.args[MESSAGES[name] :][:1]
-            elif name.endswith("Error") or (isinstance(source.parents[node], ast.Raise) and isinstance(node.func, ast.Name)):
+            elif name.endswith("Error") or raised:
                 yield from node.args[1:2] if len(node.args) == 3 else node.args[:1]
+            elif name == "setdefault" and is_kept(node.func):
+                yield from node.args[1:]
         if isinstance(node, ast.FunctionDef) and REASONS.fullmatch(node.name):
             yield from returned(node)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = node.value.value if isinstance(node.value, ast.DictComp) else node.value
+            yield from [value] if any(map(is_kept, targets)) else []
+        if isinstance(node, ast.keyword) and node.arg is not None:
+            call = source.parents[node]
+            if KEPT.fullmatch(node.arg) or (isinstance(call, ast.Call) and called(call) == "Refusal"):
+                yield unnamed(node.value)
+
+    def literals(self) -> set[str]:
+        """The templates of all strings in the source: phrases that are not followed to a message are among them."""
+        nodes = [node for source in self.sources for node in ast.walk(source.tree)]
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        joins = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+        return texts | {"".join(v.value if isinstance(v, ast.Constant) else "{}" for v in values) for values in joins}
 
     # --------------------------------------------------------------------------------------------------------- texts
 
-    def texts(self, source: Source, node: ast.expr, depth: int = 0, seen: frozenset[str] = frozenset()) -> list[Message] | None:
+    def texts(
+        self, source: Source, node: ast.expr, depth: int = 0, seen: frozenset[str] = frozenset()
+    ) -> list[Message] | None:
         """What a string expression may be; None if that is not known."""
         if depth > DEEPEST:
             return None
@@ -195,12 +216,13 @@ class Package:
         return (self.field(source, node.value, depth, seen),)
 
     def field(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> Field:
-        options = self.texts(source, node, depth + 1, seen) or []
-        options = [inner for o in options for inner in (o[0].options if len(o) == 1 and isinstance(o[0], Field) else (o,))]
+        options: list[Message] = []
+        for text in self.texts(source, node, depth + 1, seen) or []:  # those of a list are what it joins
+            options += text[0].options if len(text) == 1 and isinstance(text[0], Field) else [text]
         values = [node]
         if isinstance(node, ast.Name) and (function := source.function(node)) is not None:
             values = self.local(function).get(node.id, values)
-        if not any(isinstance(value, ast.IfExp | ast.BoolOp) for value in values):  # a word alone is a name there, here an English word
+        if not any(isinstance(value, ast.IfExp | ast.BoolOp) for value in values):  # there, a word alone is English
             options = [option if is_phrase(option) or option == () else (Field(),) for option in options]
         return Field(tuple(dict.fromkeys(options))) if any(has_words(o) or is_phrase(o) for o in options) else Field()
 
@@ -217,7 +239,9 @@ class Package:
             if values or given:
                 return self.any_of([*values, *given], depth + bool(given), seen)
             function = source.function(function)
-        return self.any_of([(source, value) for value in source.globals.get(name, [])] or self.constants[name], depth, seen)
+        return self.any_of(
+            [(source, value) for value in source.globals.get(name, [])] or self.constants[name], depth, seen
+        )
 
     def local(self, function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
         if function not in self.locals:
@@ -279,9 +303,8 @@ class Package:
         function = source.function(node)
         values: list[tuple[Source, ast.expr]] = []
         for one in ast.walk(function or source.tree):
-            if isinstance(one, ast.Call) and called(one) == "append" and isinstance(one.func, ast.Attribute):
-                if isinstance(one.func.value, ast.Name) and one.func.value.id == node.id:
-                    values.append((source, one.args[0]))
+            if isinstance(one, ast.Call) and ast.unparse(one.func) == f"{node.id}.append":
+                values.append((source, one.args[0]))
         for value in assigned(function or source.tree).get(node.id, []):
             for one in ast.walk(value):
                 if isinstance(one, ast.List | ast.Tuple):
@@ -299,7 +322,7 @@ class Package:
         result = []
         for text in texts:
             number, parts = 0, []
-            for literal, name, spec, conversion in string.Formatter().parse("".join(p for p in text if isinstance(p, str))):
+            for literal, name, spec, conversion in string.Formatter().parse(template(text)):
                 parts.append((literal,) if literal else ())
                 if name is None:
                     continue
@@ -317,6 +340,16 @@ class Package:
         values = source.globals.get(node.id) or [value for _, value in self.constants[node.id]]
         tables = [value for value in values if isinstance(value, ast.Dict)]
         return self.any_of([(source, value) for table in tables for value in table.values], depth, seen)
+
+
+def is_kept(node: ast.expr) -> bool:
+    """Whether a target, or what a method is called on, keeps reasons."""
+    names = [
+        one.id if isinstance(one, ast.Name) else one.attr
+        for one in ast.walk(node)
+        if hasattr(one, "id") or hasattr(one, "attr")
+    ]
+    return any(KEPT.fullmatch(name) for name in names)
 
 
 def unnamed(node: ast.expr) -> ast.expr:
@@ -340,7 +373,10 @@ def parameters(function: ast.FunctionDef) -> list[str]:
 def returned(function: ast.FunctionDef) -> list[ast.expr]:
     """What a function returns; the message, if that is an exception."""
     values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
-    return [value.args[0] if isinstance(value, ast.Call) and called(value).endswith("Error") and value.args else value for value in values]
+    return [
+        value.args[0] if isinstance(value, ast.Call) and called(value).endswith("Error") and value.args else value
+        for value in values
+    ]
 
 
 def joined(parts: list[Message] | tuple[Message, ...]) -> Message:
@@ -373,8 +409,8 @@ def missing(message: Message, catalogue: dict[str, str]) -> list[str]:
     own, lacks = template(message), [template(message)]
     if not is_ambiguous(message) and (own in catalogue or not has_words(message)):
         fields = [part for part in message if isinstance(part, Field)]
-        used = range(len(fields)) if own not in catalogue else {int(match[1]) for match in FIELD.finditer(catalogue[own])}
-        lacks = [lack for number in used if number < len(fields) for lack in lacking(fields[number], catalogue)]
+        filled = {int(match[1]) for match in FIELD.finditer(catalogue[own])} if own in catalogue else range(len(fields))
+        lacks = [lack for number in filled if number < len(fields) for lack in lacking(fields[number], catalogue)]
     for at, part in enumerate(message):
         if lacks and isinstance(part, Field) and part.options:
             options = [joined([message[:at], option, message[at + 1 :]]) for option in part.options]
@@ -399,18 +435,13 @@ def reachable(message: Message) -> Iterator[str]:
                 yield from reachable(joined([message[:at], option, message[at + 1 :]]))
 
 
-def main() -> int:
-    catalogue: dict[str, str] = {}
+if __name__ == "__main__":
+    korean: dict[str, str] = {}
     for file in sorted((PACKAGE / "locale" / "ko").glob("errors_*.json")):
-        catalogue |= json.loads(file.read_text(encoding="utf-8"))
+        korean |= json.loads(file.read_text(encoding="utf-8"))
     lacks: dict[str, str] = {}
     for place, message in Package().messages():
-        for one in missing(message, catalogue):
-            lacks.setdefault(one, place)
-    json.dump(lacks, sys.stdout, ensure_ascii=False, indent=1)
-    print()
-    return bool(lacks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for lack in missing(message, korean):
+            lacks.setdefault(lack, place)
+    print(json.dumps(lacks, ensure_ascii=False, indent=1))
+    sys.exit(bool(lacks))

@@ -190,7 +190,7 @@ def _warnings_in(lang: Lang) -> Iterator[None]:
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         shown(translate_error(str(message), lang), *where, **more)
 
-    shown, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+    shown, warnings.showwarning = warnings.showwarning, show
     try:
         yield
     finally:

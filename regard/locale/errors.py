@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.resources import files
 
@@ -34,11 +35,10 @@ def _translated(text: str, lang: str) -> tuple[str, int]:
     best, most = text, 0
     if words := LIST.fullmatch(text):
         best = f"{words[1]}{', ' if words[2] == 'and' else ' 또는 '}{words[3]}"
-    for joint in JOINTS:
-        if joint in text:
-            parts = [_translated(part, lang) for part in text.split(joint)]
-            if (known := sum(part[1] for part in parts)) > most:
-                best, most = joint.join(part[0] for part in parts), known
+    for parts, joint in _split(text):
+        translated = [_translated(part, lang) for part in parts]
+        if (known := sum(part[1] for part in translated)) > most:
+            best, most = joint.join(part[0] for part in translated), known
     for pieces, translation in _templates(lang):
         values = _values(text, pieces)
         if values is not None:
@@ -46,6 +46,14 @@ def _translated(text: str, lang: str) -> tuple[str, int]:
             if (known := sum(map(len, pieces)) + sum(value[1] for value in own)) > most:
                 best, most = _filled(translation, [value[0] for value in own]), known
     return best, most
+
+
+def _split(text: str) -> Iterator[tuple[list[str], str]]:
+    """A text cut between messages that code has joined: everywhere, or before its last part."""
+    for joint in JOINTS:
+        if joint in text:
+            yield text.split(joint), joint
+            yield text.rsplit(joint, 1), joint
 
 
 def _filled(translation: str, values: list[str]) -> str:
