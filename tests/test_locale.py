@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from string import Formatter
@@ -303,6 +304,18 @@ def test_advice_to_ignore_keys_is_an_option_in_korean_too(fail, tmp_path):
     said = fail("look", "cat", "--model", str(folder), "--lang", "ko")
     assert HANGUL.search(said)
     assert "--ignore window_of_attention" in said
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_warning_is_shown_in_the_language_of_the_command(monkeypatch, lang):
+    def warn(options):
+        warnings.warn("checkpoint step-3 is skipped: it has no pieces", stacklevel=2)
+
+    monkeypatch.setattr("regard.cli.attention.steps", warn)
+    with pytest.warns(UserWarning, match="step-3") as shown:
+        assert main(["steps", "--lang", lang]) == 0
+    assert bool(HANGUL.search(str(shown[0].message))) == (lang == "ko")
 
 
 @pytest.mark.usefixtures("plain")

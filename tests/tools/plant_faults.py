@@ -205,6 +205,13 @@ FAULTS = [
         "tests/test_golden.py -k error",
     ),
     Fault(
+        "errors stay English",
+        "locale/errors.py",
+        'return message if lang == "en" else _translated(message, lang)[0]',
+        "return message",
+        "tests/test_locale.py -k mistake",
+    ),
+    Fault(
         "catalogue ignored",
         "locale/__init__.py",
         'message = text if lang == "en" else catalogue(lang)[text]',
