@@ -162,6 +162,10 @@ def test_english_is_unchanged_and_an_unknown_message_too():
     assert translate_error("segfault in module foo: bar", "ko") == "segfault in module foo: bar"
 
 
+def test_message_that_repeats_itself_too_often_is_unchanged():
+    assert translate_error("cannot read 'x': " * 1500, "ko") == "cannot read 'x': " * 1500
+
+
 def test_reason_inside_an_error_is_translated_and_quoted_text_is_not():
     said = translate_error("cannot read 'a.npz': No such file or directory", "ko")
     assert said.startswith("'a.npz'를 읽을 수 없습니다: ")

@@ -26,7 +26,10 @@ def translate_error(message: str, lang: str = "en") -> str:
             the reason of a failure, is translated as well.
         lang: en, or a language with a catalogue.
     """
-    return message if lang == "en" else _translated(message, lang)[0]
+    try:
+        return message if lang == "en" else _translated(message, lang)[0]
+    except RecursionError:  # a text of thousands of phrases
+        return message
 
 
 @lru_cache(maxsize=1024)
@@ -51,9 +54,11 @@ def _translated(text: str, lang: str) -> tuple[str, int]:
 def _split(text: str) -> Iterator[tuple[list[str], str]]:
     """A text cut between messages that code has joined: everywhere, or before its last part."""
     for joint in JOINTS:
-        if joint in text:
-            yield text.split(joint), joint
-            yield text.rsplit(joint, 1), joint
+        parts = text.split(joint)
+        if len(parts) > 1:
+            yield parts, joint
+        if 2 < len(parts) < 10:
+            yield [joint.join(parts[:-1]), parts[-1]], joint
 
 
 def _filled(translation: str, values: list[str]) -> str:
