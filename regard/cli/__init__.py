@@ -12,9 +12,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TextIO
+from typing import Any, TextIO, get_args
+
+from regard.locale import Lang, translate_error
 
 __all__ = ["main"]
 
@@ -32,7 +36,7 @@ ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Errors are one line on stderr.
+    """Run the command line. Errors are one line on stderr, in the language of the command.
 
     >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
     window(1, 0)   3 queries × 3 keys
@@ -55,15 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         `regard steps | head -1`. Some commands (steps, doctor, diff, verify) return 1 as an answer; see their help.
     """
     typed = sys.argv[1:] if arguments is None else list(arguments)
+    lang = preferred_language(typed, os.environ)
     _replace_closed_streams()
     if sys.stdout is None:
-        return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT)
+        return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT, lang)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of cp949 lacks ᵀ: a ? there, not a traceback
             stream.reconfigure(errors="replace")
     code = 0
     try:
-        code = _answer(typed)
+        with _warnings_in(lang):
+            code = _answer(typed, lang)
         sys.stdout.flush()  # here, where a closed pipe is still told from an error
         return code
     except KeyboardInterrupt:
@@ -75,22 +81,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_nowhere(sys.stdout)
         if code == WRONG_INPUT:
             return code
-        return _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
+        return _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT, lang)
 
 
-def _answer(typed: list[str]) -> int:
+def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
+    """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
+
+    Args:
+        arguments: as typed.
+        environment: the first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred
+            languages, between colons, and is ignored in the C locale, as GNU gettext does.
+    """
+
+    def language(locale: str) -> str:
+        return re.split("[_.@]", locale)[0].lower()
+
+    pairs = pairwise(["", *arguments])
+    typed = [this.removeprefix("--lang=") for before, this in pairs if before == "--lang" or this.startswith("--lang=")]
+    typed = [name for name in typed if name in get_args(Lang)]  # the error about another one is in the locale's
+    own = language(next((environment[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(n)), ""))
+    listed = [] if own in ("", "c", "posix") else [language(n) for n in environment.get("LANGUAGE", "").split(":")]
+    spoken = [name for name in (listed if any(listed) else [own]) if name in get_args(Lang)]
+    return "ko" if [*typed[-1:], *spoken, "en"][0] == "ko" else "en"
+
+
+def _answer(typed: list[str], lang: Lang) -> int:
     """Run a command line; print its answer, or its error; return the exit code."""
     try:
         import rich  # noqa: F401
         import typer.main
 
-        from regard.cli.app import app_in, preferred_language
+        from regard.cli.app import app_in
     except ImportError as error:
-        return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART)
+        return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART, lang)
     # typer exports this one child of its usage errors; where their class lives differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        command = typer.main.get_command(app_in(preferred_language(typed, os.environ)))
+        command = typer.main.get_command(app_in(lang))
         # Its own main() ends the process with 1 where a pipe is closed.
         with command.make_context("regard", list(typed)) as context:
             command.invoke(context)
@@ -100,17 +127,17 @@ def _answer(typed: list[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     except usage_error as error:
-        return _complain(_usage_message(error, typed), WRONG_INPUT)
+        return _complain(_usage_message(error, typed), WRONG_INPUT, lang)
     except BrokenPipeError:
         raise
     except ImportError as error:
-        return _complain(str(error), MISSING_PART)
+        return _complain(str(error), MISSING_PART, lang)
     except KeyError as error:  # whose text is the quoted form of its message
-        return _complain(str(error.args[0]), WRONG_INPUT)
+        return _complain(str(error.args[0]), WRONG_INPUT, lang)
     except (ValueError, TypeError, LookupError, OSError, EOFError, FloatingPointError) as error:
-        return _complain(str(error), WRONG_INPUT)
+        return _complain(str(error), WRONG_INPUT, lang)
     except MemoryError as error:
-        return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT)
+        return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT, lang)
 
 
 def _replace_closed_streams() -> None:
@@ -153,7 +180,24 @@ def _usage_message(error: object, typed: Sequence[str]) -> str:
     return f"{text}; see '{path} --help'"
 
 
-def _complain(message: str, code: int) -> int:
+@contextmanager
+def _warnings_in(lang: Lang) -> Iterator[None]:
+    """Show the library's warnings in a language."""
+    if lang == "en":
+        yield
+        return
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        shown(translate_error(str(message), lang), *where, **more)
+
+    shown, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
+def _complain(message: str, code: int, lang: Lang) -> int:
     """Print the message as one line on stderr, with the library's advice to ignore config keys as options."""
 
     def options(match: re.Match[str]) -> str:
@@ -161,7 +205,8 @@ def _complain(message: str, code: int) -> int:
         return " ".join(f"--ignore {shlex.quote(key)}" for key in keys)
 
     try:
-        print(f"regard: {ADVICE.sub(options, ' '.join(message.split()))}", file=sys.stderr, flush=True)
+        text = " ".join(translate_error(message, lang).split())
+        print(f"regard: {ADVICE.sub(options, text)}", file=sys.stderr, flush=True)
     except OSError:
         _write_nowhere(sys.stderr)
     return code

@@ -1,11 +1,9 @@
 """The typer app, made from the table of commands, with help in English and Korean."""
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from importlib import import_module
 from inspect import Parameter, Signature, get_annotations
-from itertools import pairwise
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -22,26 +20,6 @@ FRAME = re.compile(
 )
 # An argument, and the type that newer versions of typer show after it.
 TYPED = re.compile(r"^  ([A-Z]+) <[^>]*>( *)", re.MULTILINE)
-
-
-def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
-    """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
-
-    Args:
-        arguments: as typed.
-        environment: the first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred
-            languages, between colons, and is ignored in the C locale, as GNU gettext does.
-    """
-
-    def language(locale: str) -> str:
-        return re.split("[_.@]", locale)[0].lower()
-
-    pairs = pairwise(["", *arguments])
-    typed = [this.removeprefix("--lang=") for before, this in pairs if before == "--lang" or this.startswith("--lang=")]
-    own = language(next((environment[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(n)), ""))
-    listed = [] if own in ("", "c", "posix") else [language(n) for n in environment.get("LANGUAGE", "").split(":")]
-    spoken = [name for name in (listed if any(listed) else [own]) if name in get_args(Lang)]
-    return "ko" if [*typed[-1:], *spoken, "en"][0] == "ko" else "en"
 
 
 def check_language(lang: str) -> None:

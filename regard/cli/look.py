@@ -44,7 +44,7 @@ from regard.cli.outputs import (
     write_figure,
     write_session,
 )
-from regard.locale import translate
+from regard.locale import translate, translate_error
 from regard.session.labels import is_word, shown, token_name
 from regard.tables import pad, width
 
@@ -443,7 +443,8 @@ def _print_why(said: dict[str, Any], out: Terminal) -> None:
         text = "What the links do was not measured: {runs} runs of this model on {tokens:,} tokens; --why measures it"
         out.print("  ", (out.say(text, runs=runs, tokens=tokens), "dim"))
     elif said["why"] == "model":
-        out.print("  ", (out.say("What the links do cannot be measured: {reason}", reason=said["why_not"]), "dim"))
+        reason = translate_error(said["why_not"], out.lang)
+        out.print("  ", (out.say("What the links do cannot be measured: {reason}", reason=reason), "dim"))
 
 
 def _print_row(row: dict[str, Any], labels: list[str], count: int, out: Terminal) -> None:

@@ -6,11 +6,13 @@ import inspect
 import json
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import TrainOptions
 from regard.cli.inputs import check_device
+from regard.locale import translate_error
 
 if TYPE_CHECKING:
     from regard.models.model import Model
@@ -54,7 +56,7 @@ def train(options: TrainOptions) -> int:
 
     # 2. Train, and print from the first process. Warnings, of a damaged checkpoint or an alarm, are a line each.
     model = open_model(recipe, options)
-    shown, warnings.showwarning = warnings.showwarning, _print_warning
+    shown, warnings.showwarning = warnings.showwarning, partial(_print_warning, options.lang)
     try:
         result = run(
             model, recipe.for_model(model, **chosen), options.data, out=options.out, eval_data=options.eval_data,
@@ -69,8 +71,8 @@ def train(options: TrainOptions) -> int:
     return INTERRUPTED if result.stopped else 0
 
 
-def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"regard: {message}", file=sys.stderr, flush=True)
+def _print_warning(lang: str, message: Warning | str, *where: Any, **more: Any) -> None:
+    print(f"regard: {translate_error(str(message), lang)}", file=sys.stderr, flush=True)
 
 
 def as_json(result: TrainResult) -> str:

@@ -5,16 +5,20 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
+from regard.locale.errors import translate_error
+
+__all__ = ["Lang", "catalogue", "translate", "translate_error"]
+
 Lang = Literal["en", "ko"]
 
 
 @cache
 def catalogue(lang: str, part: str = "") -> dict[str, str]:
-    """English text → text in `lang`; of one file only with `part`, its name. English itself has no catalogue."""
+    """English text → text in `lang`, except for errors; of one file only with `part`, its name. English has none."""
     messages: dict[str, str] = {}
     if lang != "en":
         for file in (files(__name__) / lang).iterdir():
-            if file.name == f"{part}.json" or not part:
+            if file.name == f"{part}.json" or not (part or file.name.startswith("errors_")):
                 messages |= json.loads(file.read_text(encoding="utf-8"))
     return messages
 

@@ -16,10 +16,9 @@ from safetensors.torch import save_file
 import regard
 import regard.lens.capture
 from regard import masks
-from regard.cli import inputs, main
+from regard.cli import inputs, main, preferred_language
 from regard.cli import mask as draw_mask
 from regard.cli import mask as mask_language
-from regard.cli.app import preferred_language
 from regard.cli.mask import read_mask
 from regard.tables import width
 
@@ -164,6 +163,7 @@ def test_help_fits_eighty_columns(run, command, lang, monkeypatch):
         ([], {"LANG": "C.UTF-8", "LANGUAGE": "ko"}, "en"),
         ([], {"LANGUAGE": "ko"}, "en"),
         (["--lang", "en"], {"LANG": "ko_KR", "LANGUAGE": "ko"}, "en"),
+        (["--lang", "fr"], {"LANG": "ko_KR"}, "ko"),
     ],
 )
 def test_language_is_that_of_the_option_and_then_of_the_locale(arguments, environment, lang):

@@ -201,9 +201,16 @@ FAULTS = [
     Fault(
         "wrong input exits with 0",
         "cli/__init__.py",
-        "return _complain(_usage_message(error, typed), WRONG_INPUT)",
-        "return _complain(_usage_message(error, typed), 0)",
+        "return _complain(_usage_message(error, typed), WRONG_INPUT, lang)",
+        "return _complain(_usage_message(error, typed), 0, lang)",
         "tests/test_golden.py -k error",
+    ),
+    Fault(
+        "errors stay English",
+        "locale/errors.py",
+        'return message if lang == "en" else _translated(message, lang)[0]',
+        "return message",
+        "tests/test_locale.py -k mistake",
     ),
     Fault(
         "catalogue ignored",
