@@ -86,6 +86,7 @@ from regard.session.swaps import align, changed_heads, swap_word
 
 VERSION = 1
 HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
+SPELLED = re.compile(r"(?:##|▁| )?(?:[\u1100-\u11ff]|(?:\\x[0-9a-f]{2}|<0x[0-9A-F]{2}>)+)")  # a jamo, or bytes
 KOREAN = ("google-bert/bert-base-multilingual-cased",)  # models that read Korean, as safetensors on the hub
 FIRST_LABELS = 4096  # in the overview
 MOST_LABELS = 1 << 16  # in one answer
@@ -261,7 +262,7 @@ def _suggestion(session: Session) -> SuggestionJSON | None:
     unknown = None if tokenizer.ids_of.unk is None else tokenizer.tokens([tokenizer.ids_of.unk])[0]
     special = {tokenizer.tokens([number])[0] for number in vars(tokenizer.ids_of).values() if number is not None}
     words = [label for label in session.tokens if label == unknown or label not in special]
-    share = words.count(str(unknown)) / max(1, len(words))
+    share = sum(label == unknown or SPELLED.fullmatch(label) is not None for label in words) / max(1, len(words))
     return {"unknown": share, "models": list(KOREAN)} if share > 0.5 else None
 
 

@@ -118,9 +118,9 @@ class Opening(TypedDict):
 
 
 class SuggestionJSON(TypedDict):
-    """Models for a text that this one cannot read. unknown: the share of its tokens that are unknown.
+    """Models for a text that this one cannot read. models: hub ids.
 
-    models: hub ids.
+    unknown: the share of its tokens that are unknown, single jamo or bytes.
     """
 
     unknown: float
@@ -137,7 +137,7 @@ class OverviewAnswer(TypedDict):
     rest_of_heads: of a head that rests on the first token, the pattern that gets half of the other attention, or null.
     opening: where to look first; null if no exact rows are known.
     images: those the model was given.  layouts: of tokens; layers refer to them by number.
-    suggestion: for a Korean text of which more than half of the tokens are unknown to the model; else null.
+    suggestion: for a Korean text of which more than half of the tokens are unknown, single jamo or bytes; else null.
     """
 
     version: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,5 +165,10 @@ def test_korean_text_that_the_model_cannot_read_gets_a_suggestion(folder, text, 
     assert answers.overview(session_of(session.capture))["suggestion"] is None
 
 
-def test_model_of_bytes_reads_korean_without_a_suggestion(folder):
-    assert answers.overview(look_at("학교에서", folder / "tiny-gpt2"))["suggestion"] is None
+def test_text_that_a_model_spells_in_bytes_or_jamo_gets_a_suggestion(folder):
+    spelled = look_at("학교에서", folder / "tiny-gpt2")
+    share = sum(label.strip().startswith("\\x") for label in spelled.tokens) / len(spelled.tokens)
+    assert answers.overview(spelled)["suggestion"]["unknown"] == pytest.approx(share)
+    assert answers.overview(replace(spelled, tokens=("학교", "에", "\\xec")))["suggestion"] is None
+    jamo = replace(spelled, tokens=("ᄉ", "##ᅥ", "##ᄋ", "서", "."))
+    assert answers.overview(jamo)["suggestion"]["unknown"] == pytest.approx(3 / 5)
