@@ -29,7 +29,8 @@ REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit")
 KEPT = re.compile(r"reasons|trouble|lacking|without_\w+|why_\w+")
 DEEPEST = 4
 NAMES = ("{} and {}", "{} or {}", "{} is {}", "regard", "code", "markdown", "PostScript")
-CODE = re.compile(r"--\S+( \S+)?|pip install .+|regard (look|serve) photo.*|regard (effect|fetch korean)|\w+=\[.*|[a-z]+\.\S+\(\S*\)")
+COMMAND = r"pip install .+|regard (look|serve) photo.*|regard (effect|fetch korean)"
+CODE = re.compile(rf"--\S+( \S+)?|{COMMAND}|\w+=\[.*|[a-z]+\.\S+\(\S*\)")
 
 
 @dataclass(frozen=True)
