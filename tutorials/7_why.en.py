@@ -143,10 +143,12 @@ for layer, head in np.ndindex(6, 12):
     change[layer, head] = animal_minus_street(output) - before
 
 # %%
-figures.atlas(weights, measure=figures.Quantity("weight it → animal", unit=""), title="Weights")
+figures.atlas(weights, measure=figures.Quantity("weight it → animal", unit=""), title="Weights", lang="en")
 
 # %%
-figures.atlas(distance, measure=figures.Quantity("distance that it moved", unit=""), title="Effect of cutting the link")
+figures.atlas(
+    distance, measure=figures.Quantity("distance that it moved", unit=""), title="Effect of cutting the link", lang="en"
+)
 
 # %% [markdown]
 # The two pictures are alike, but not the same. How alike is told by the rank correlation (Spearman): the correlation of the ranks instead

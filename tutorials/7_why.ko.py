@@ -140,10 +140,10 @@ for layer, head in np.ndindex(6, 12):
     change[layer, head] = animal_minus_street(output) - before
 
 # %%
-figures.atlas(weights, measure=figures.Quantity("it → animal 가중치", unit=""), title="가중치")
+figures.atlas(weights, measure=figures.Quantity("it → animal 가중치", unit=""), title="가중치", lang="ko")
 
 # %%
-figures.atlas(distance, measure=figures.Quantity("it이 움직인 거리", unit=""), title="연결을 끊은 효과")
+figures.atlas(distance, measure=figures.Quantity("it이 움직인 거리", unit=""), title="연결을 끊은 효과", lang="ko")
 
 # %% [markdown]
 # 두 그림은 닮았지만 같지 않습니다. 얼마나 닮았는지는 순위 상관(Spearman)으로 잽니다. 값을 순위로 바꿔서 구한 상관 계수이고, 순서가 완전히

@@ -299,7 +299,9 @@ for layer, head in ranked:
     print(f"{heads.names[layer]:27} head {head}   loss {float(heads.values[layer, head]):+.4f}")
 
 # %%
-figures.atlas(heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("increase of the loss", unit=""))
+figures.atlas(
+    heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("increase of the loss", unit=""), lang="en"
+)
 
 # %% [markdown]
 # Now really remove the least useful head and the most useful one. A head's output passes through `W_O`, so set its 8 columns of `W_O` to 0.

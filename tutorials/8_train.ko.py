@@ -292,7 +292,9 @@ for layer, head in ranked:
     print(f"{heads.names[layer]:27} 헤드 {head}   손실 {float(heads.values[layer, head]):+.4f}")
 
 # %%
-figures.atlas(heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("손실의 증가", unit=""))
+figures.atlas(
+    heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("손실의 증가", unit=""), lang="ko"
+)
 
 # %% [markdown]
 # 가장 쓸모없는 헤드와 가장 쓸모 있는 헤드를 실제로 떼어 봅시다. 헤드의 출력은 `W_O`를 지나므로, `W_O`에서 그 헤드에 해당하는 열 8개를

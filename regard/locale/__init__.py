@@ -3,7 +3,7 @@
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, get_args
 
 Lang = Literal["en", "ko"]
 
@@ -16,6 +16,12 @@ def catalogue(lang: str) -> dict[str, str]:
         for file in (files(__name__) / lang).iterdir():
             messages |= json.loads(file.read_text(encoding="utf-8"))
     return messages
+
+
+def check_lang(lang: Lang) -> None:
+    """Raise ValueError for a language other than "en" and "ko"."""
+    if lang not in get_args(Lang):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
 
 
 def translate(text: str, lang: str = "en", /, **values: object) -> str:
