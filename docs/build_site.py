@@ -48,7 +48,8 @@ DOWNLOAD = {"en": "Download the notebook", "ko": "노트북 내려받기"}
 
 def documents() -> dict[str, str]:
     """The files that become pages, by path in the checkout, with their names in the site."""
-    names = {"README.md": "index.md", "README.ko.md": "index.ko.md", "CONTRIBUTING.md": "contributing.md"}
+    names = {"README.md": "index.md", "README.ko.md": "index.ko.md"}
+    names |= {"CONTRIBUTING.md": "contributing.md", "CONTRIBUTING.ko.md": "contributing.ko.md"}
     return names | {f"docs/{path.name}": path.name for path in sorted((ROOT / "docs").glob("*.md"))}
 
 
