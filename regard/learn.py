@@ -368,6 +368,11 @@ def shown_code(cell: Cell) -> str:
     return "\n".join(line for line in cell.text.splitlines() if not line.startswith("# %")).strip("\n")
 
 
+def question_command(lesson: Lesson, question: Question) -> str:
+    """The command that asks a question alone."""
+    return f"regard learn {lesson.number} --question {question.number}{' --lang ko' * (lesson.lang == 'ko')}"
+
+
 def page(lesson: Lesson, run: LessonRun | None, link: Callable[[Path], str]) -> str:
     """The lesson as a Markdown page for mkdocs-material, with its outputs; answers are folded.
 
@@ -407,8 +412,7 @@ def _output_parts(output: Output, lang: Lang, link: Callable[[Path], str]) -> It
 
 def _question_parts(question: Question, run: LessonRun | None, lesson: Lesson) -> Iterator[str]:
     yield f"### {question.title}"
-    command = f"regard learn {lesson.number} --question {question.number}{' --lang ko' * (lesson.lang == 'ko')}"
-    yield f'!!! question "`{command}`"\n\n{_indented(question.text)}'
+    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{_indented(question.text)}'
     answer = "" if run is None else f"**{answer_text(run.answer(question))}**\n\n"
     body = f"{answer}{question.why.text}\n\n{_fence('python', shown_code(question.answer))}"
     yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{_indented(body)}'
