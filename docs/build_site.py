@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's regard, whichever is installed
 
 import regard  # noqa: E402
-from regard.learn import Lesson, LessonRun, lessons, page  # noqa: E402
+from regard.learn import Lesson, LessonRun, lessons, page, question_command  # noqa: E402
 from regard.locale import Lang  # noqa: E402
 
 LANGS: tuple[Lang, ...] = ("en", "ko")
@@ -34,13 +34,13 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)(?P<
 LESSONS = {
     "en": (
         "Lessons",
-        "{} questions.",
         "Each lesson is a page here, a notebook to download, and a walk in the terminal: `regard learn`.",
+        "Question | In the terminal",
     ),
     "ko": (
         "강의",
-        "문제 {}개.",
         "강의는 이 사이트에서 읽거나, 노트북으로 내려받거나, 터미널(`regard learn --lang ko`)에서 들을 수 있습니다.",
+        "문제 | 터미널에서",
     ),
 }
 DOWNLOAD = {"en": "Download the notebook", "ko": "노트북 내려받기"}
@@ -48,7 +48,8 @@ DOWNLOAD = {"en": "Download the notebook", "ko": "노트북 내려받기"}
 
 def documents() -> dict[str, str]:
     """The files that become pages, by path in the checkout, with their names in the site."""
-    names = {"README.md": "index.md", "README.ko.md": "index.ko.md", "CONTRIBUTING.md": "contributing.md"}
+    names = {"README.md": "index.md", "README.ko.md": "index.ko.md"}
+    names |= {"CONTRIBUTING.md": "contributing.md", "CONTRIBUTING.ko.md": "contributing.ko.md"}
     return names | {f"docs/{path.name}": path.name for path in sorted((ROOT / "docs").glob("*.md"))}
 
 
@@ -129,14 +130,17 @@ def write_lesson(lesson: Lesson, out: Path, *, run: bool) -> None:
 
 
 def write_lesson_list(lang: Lang, out: Path) -> None:
-    """Write the page that lists the lessons."""
-    title, questions, line = LESSONS[lang]
-    entries = [
-        f"## {each.number}. [{each.title}]({each.name}.md)\n\n{each.summary} {questions.format(len(each.questions))}\n"
-        for each in lessons(lang)
-    ]
-    suffix = ".ko.md" if lang == "ko" else ".md"
-    (out / "lessons" / f"index{suffix}").write_text("\n".join([f"# {title}\n\n{line}\n", *entries]), "utf-8")
+    """Write the page that lists the lessons and their questions, each with its command."""
+    title, line, head = LESSONS[lang]
+    slug, suffix = slugify(case="lower"), ".ko.md" if lang == "ko" else ".md"
+    parts = [f"# {title}", line]
+    for each in lessons(lang):
+        rows = [f"| {head} |", "|---|---|"]
+        for question in each.questions:
+            address = f"{each.name}.md#{slug(question.title.replace('`', ''), '-')}"
+            rows.append(f"| [{question.title}]({address}) | `{question_command(each, question)}` |")
+        parts += [f"## {each.number}. [{each.title}]({each.name}.md)", each.summary, "\n".join(rows)]
+    (out / "lessons" / f"index{suffix}").write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
 def write_reference(out: Path) -> list[Any]:

@@ -6,6 +6,8 @@ How a lesson is written is in tutorials/README.md. `regard learn` walks one in t
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import io
 import json
 import re
@@ -13,10 +15,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from numbers import Integral, Real
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, NamedTuple
 
 from regard.locale import Lang, translate
@@ -99,6 +102,53 @@ class Lesson:
         """Its questions and exercises."""
         found = [n for n, cell in enumerate(self.cells) if "question" in cell.tags]
         return tuple(_question(number, *self.cells[n : n + 3]) for number, n in enumerate(found, 1))
+
+    def before(self, question: Question) -> tuple[Cell, ...]:
+        """The code cells that the answer of a question needs, for asking it alone.
+
+        A cell is needed if it speaks of a name or a file that the answer, or a later cell that is needed, reads. Of an
+        import or a function, only the cell that makes it is.
+        """
+        earlier = self.cells[: self.cells.index(question.cell)]
+        code = [cell for cell in earlier if cell.kind == "code" and ASIDE not in cell.tags]
+        fixed = {name for cell in code for name in _names(cell).fixed}
+        wanted, needed = set(_names(question.answer).read), list[Cell]()
+        for cell in reversed(code):
+            names = _names(cell)
+            if wanted & (names.fixed | names.spoken - fixed):
+                wanted = wanted - names.made | names.read
+                needed.append(cell)
+        return tuple(reversed(needed))
+
+
+class _Names(NamedTuple):
+    """Names of a code cell."""
+
+    read: frozenset[str]  # before the cell makes them; and the files that it speaks of
+    made: frozenset[str]  # before they are read
+    spoken: frozenset[str]  # all of them
+    fixed: frozenset[str]  # imports and functions that it makes
+
+
+@cache
+def _names(cell: Cell) -> _Names:
+    tree = ast.parse(cell.text)
+    fixed = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            fixed |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    files = {text for text in strings if re.fullmatch(r"\S+\.[a-z]\w*", text)}
+    read, made = set[str](), set[str]()
+    codes = [compile(tree, cell.text, "exec")]
+    for code in codes:  # functions and comprehensions follow the cell itself
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname == "STORE_NAME" and step.argval not in read:
+                made.add(step.argval)
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in made | set(dir(builtins)):
+                read.add(step.argval)
+    return _Names(frozenset(read | files), frozenset(made), frozenset(read | made | files), frozenset(fixed))
 
 
 def _question(number: int, cell: Cell, answer: Cell, why: Cell) -> Question:
@@ -318,6 +368,11 @@ def shown_code(cell: Cell) -> str:
     return "\n".join(line for line in cell.text.splitlines() if not line.startswith("# %")).strip("\n")
 
 
+def question_command(lesson: Lesson, question: Question) -> str:
+    """The command that asks a question alone."""
+    return f"regard learn {lesson.number} --question {question.number}{' --lang ko' * (lesson.lang == 'ko')}"
+
+
 def page(lesson: Lesson, run: LessonRun | None, link: Callable[[Path], str]) -> str:
     """The lesson as a Markdown page for mkdocs-material, with its outputs; answers are folded.
 
@@ -357,8 +412,7 @@ def _output_parts(output: Output, lang: Lang, link: Callable[[Path], str]) -> It
 
 def _question_parts(question: Question, run: LessonRun | None, lesson: Lesson) -> Iterator[str]:
     yield f"### {question.title}"
-    command = f"regard learn {lesson.number} --question {question.number}{' --lang ko' * (lesson.lang == 'ko')}"
-    yield f'!!! question "`{command}`"\n\n{_indented(question.text)}'
+    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{_indented(question.text)}'
     answer = "" if run is None else f"**{answer_text(run.answer(question))}**\n\n"
     body = f"{answer}{question.why.text}\n\n{_fence('python', shown_code(question.answer))}"
     yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{_indented(body)}'

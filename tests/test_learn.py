@@ -1,6 +1,7 @@
 """Lessons: their format, that they run, that their questions accept the answers they compute, and `regard learn`."""
 
 import ast
+import builtins
 import io
 import json
 import sys
@@ -110,6 +111,53 @@ def test_lesson_runs_and_its_questions_accept_their_answers(lesson, tmp_path):
     assert questions
     assert drawn
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+@pytest.mark.parametrize("lesson", KOREAN, ids=NAMES)
+def test_cells_before_a_question_make_every_name_that_they_read(lesson):
+    for question in lesson.questions:
+        made = {*dir(builtins)}
+        for cell in (*lesson.before(question), question.answer):
+            nodes = list(ast.walk(ast.parse(cell.text)))
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            made |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+            made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+            made |= {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+            assert {node.id for node in names} - made == set(), f"{question.title}, line {cell.line}"
+
+
+def test_question_alone_runs_the_cells_that_its_answer_needs(tmp_path):
+    """Names, what changes them, files, functions and their names; not what only prints or is made again."""
+    cells = [
+        "import math\nfrom pathlib import Path",
+        "count, unused = 2, 0",
+        "print(unused)",
+        "many = [count]",
+        "many.append(3)",
+        "def largest():\n    return max(many)",
+        "count = 10",
+        "Path('five.txt').write_text('5')",
+        "from_file = int(Path('five.txt').read_text())",
+        "for step in range(3):\n    print(step)",
+    ]
+    answers = ["largest() + from_file", "[step for step in range(count)][-1] + math.floor(0.5)", "answer_of_one * 2"]
+    text = "# %% [markdown]\n# # A\n#\n# B\n" + "".join(f"# %%\n{code}\n" for code in cells)
+    for n, answer in enumerate(answers):
+        text += f'# %% [markdown] tags=["question"]\n# ### {n}\n# %% tags=["answer"]\n'
+        text += f'answer = answer_of_one = {answer}\n# %% [markdown] tags=["why"]\n# So.\n'
+    (tmp_path / "1_needs.en.py").write_text(text)
+    lesson = read(tmp_path / "1_needs.en.py")
+    ran = [[cell.text for cell in lesson.before(question)] for question in lesson.questions]
+    assert ran[0] == [cells[n] for n in (0, 1, 3, 4, 5, 7, 8)]
+    assert ran[1] == [cells[0], cells[6]]
+    assert ran[2][-1] == f"answer = answer_of_one = {answers[1]}"
+    for question, right in zip(lesson.questions[:2], (8, 9), strict=True):
+        run = LessonRun(lesson, tmp_path)
+        for cell in lesson.before(question):
+            run.cell(cell)
+        assert run.answer(question) == right
 
 
 # --------------------------------------------------------------------------------------------------------- the format
@@ -250,15 +298,19 @@ def test_learner_who_errs_is_asked_again(run, small, monkeypatch):
     assert "Answer: 2" in said
 
 
-def test_learner_may_leave_at_any_time(small, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [("learn 2", ()), ("learn 2", ("q",)), ("learn 2", ("", "3")), ("learn 2", ("", "Q"))]
+    + [("learn 2 --question 1", lines) for lines in ((), ("q",), ("3",), ("3", "q"))],
+)
+def test_learner_may_leave_at_any_time(small, monkeypatch, capsys, command, lines):
     from regard.cli import main
 
-    for lines in ((), ("q",), ("", "3")):
-        monkeypatch.setattr(sys, "stdin", Typist(*lines))
-        assert main(["learn", "2"]) == 130
-        out, err = capsys.readouterr()
-        assert err == ""
-        assert "regard learn 2" in out
+    monkeypatch.setattr(sys, "stdin", Typist(*lines))
+    assert main(command.split()) == 130
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"regard {command}\n" in out
 
 
 def test_what_is_not_there_is_refused(fail, small):

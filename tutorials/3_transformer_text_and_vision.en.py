@@ -256,7 +256,13 @@ boxes = np.stack([rows, columns, rows + 1, columns + 1], axis=1) * 16
 looks = regard.attention(patches, patches, np.eye(196), scale=1 / 32)
 sky = 1 * 14 + 12
 figures.overlay(
-    boxes, looks[sky], (224, 224), image=photo, asked=boxes[sky], title="Where a patch of sky looks: from pixels alone"
+    boxes,
+    looks[sky],
+    (224, 224),
+    image=photo,
+    asked=boxes[sky],
+    title="Where a patch of sky looks: from pixels alone",
+    lang="en",
 )
 
 # %% [markdown]

@@ -254,7 +254,13 @@ boxes = np.stack([rows, columns, rows + 1, columns + 1], axis=1) * 16
 looks = regard.attention(patches, patches, np.eye(196), scale=1 / 32)
 sky = 1 * 14 + 12
 figures.overlay(
-    boxes, looks[sky], (224, 224), image=photo, asked=boxes[sky], title="하늘 패치가 보는 곳: 픽셀만으로 계산"
+    boxes,
+    looks[sky],
+    (224, 224),
+    image=photo,
+    asked=boxes[sky],
+    title="하늘 패치가 보는 곳: 픽셀만으로 계산",
+    lang="ko",
 )
 
 # %% [markdown]

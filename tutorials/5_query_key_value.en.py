@@ -140,7 +140,7 @@ for tokens, weights, tower in ((eiffel_tokens, eiffel_weights, 4), (small_tokens
 
 # %%
 row = eiffel_weights[0, :, 4].mean(axis=0)
-figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="Layer 0: what tower looks at")
+figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="Layer 0: what tower looks at", lang="en")
 
 # %% [markdown]
 # The dot marks the word that is looked at. Arcs above look back, or at the word itself; arcs below look ahead.
@@ -241,7 +241,7 @@ for name, key, layers, heads in zip(("fluffy", "blue"), (fluffy, blue), by_layer
 
 # %% tags=["aside"]
 every = np.array([[moved(keys=blue, layer=layer, head=head) for head in range(12)] for layer in range(6)])
-figures.atlas(every, measure=figures.Quantity("moved", unit=""), title="creature → blue cut")
+figures.atlas(every, measure=figures.Quantity("moved", unit=""), title="creature → blue cut", lang="en")
 
 # %% [markdown]
 # ## 6. Multi-head: several relations at once

@@ -138,7 +138,7 @@ for tokens, weights, tower in ((eiffel_tokens, eiffel_weights, 4), (small_tokens
 
 # %%
 row = eiffel_weights[0, :, 4].mean(axis=0)
-figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="레이어 0: tower가 보는 단어")
+figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="레이어 0: tower가 보는 단어", lang="ko")
 
 # %% [markdown]
 # 점이 찍힌 쪽이 보이는 단어입니다. 위쪽 호는 앞이나 자기 자신을, 아래쪽 호는 뒤를 봅니다.
@@ -237,7 +237,7 @@ for name, key, layers, heads in zip(("fluffy", "blue"), (fluffy, blue), by_layer
 
 # %% tags=["aside"]
 every = np.array([[moved(keys=blue, layer=layer, head=head) for head in range(12)] for layer in range(6)])
-figures.atlas(every, measure=figures.Quantity("움직인 정도", unit=""), title="creature → blue를 끊었을 때")
+figures.atlas(every, measure=figures.Quantity("움직인 정도", unit=""), title="creature → blue를 끊었을 때", lang="ko")
 
 # %% [markdown]
 # ## 6. 멀티헤드: 여러 관계를 한꺼번에

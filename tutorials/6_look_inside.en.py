@@ -92,7 +92,7 @@ for n in mean_share.topk(4).indices.tolist():
 print(f"{words[-1]:8}{mean_share[-1]:.3f}")
 
 # %%
-figures.atlas(seen.atlas("first"), measure="weight on [CLS]", title="72 heads: layers down, heads across")
+figures.atlas(seen.atlas("first"), measure="weight on [CLS]", title="72 heads: layers down, heads across", lang="en")
 
 # %% [markdown]
 # [CLS] gets 0.466: nearly half goes to one token that is not even a word. Such a token is called an **attention sink**. The usual

@@ -93,7 +93,7 @@ for n in mean_share.topk(4).indices.tolist():
 print(f"{words[-1]:8}{mean_share[-1]:.3f}")
 
 # %%
-figures.atlas(seen.atlas("first"), measure="[CLS]에 주는 가중치", title="헤드 72개: 행은 레이어, 열은 헤드")
+figures.atlas(seen.atlas("first"), measure="[CLS]에 주는 가중치", title="헤드 72개: 행은 레이어, 열은 헤드", lang="ko")
 
 # %% [markdown]
 # [CLS]가 0.466을 받습니다. 단어도 아닌 토큰 하나에 절반 가까이가 갑니다. 이런 토큰을 **어텐션 싱크**라고 합니다. 흔히 이렇게

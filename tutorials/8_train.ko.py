@@ -220,18 +220,18 @@ translator = regard.build("transformer", vocab_size=len(vocabulary), **sizes, **
 optimizer = torch.optim.AdamW(translator.parameters(), lr=1e-2, betas=(0.9, 0.98), weight_decay=0.0)
 warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
 order = np.random.default_rng(0)
-for step in range(1, 101):
+for step in range(1, 81):
     source, target = dates(order, 64)
     loss = translator(source, labels=target).loss
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     warmup.step()
-    if step in (1, 20, 40, 60, 80, 100):
+    if step in (1, 20, 40, 60, 80):
         print(f"스텝 {step:3}   손실 {loss.item():.3f}")
 translator.eval()
 
-test_source, test_target = dates(np.random.default_rng(7), 256)
+test_source, test_target = dates(np.random.default_rng(7), 128)
 
 
 def accuracy(output):
@@ -243,7 +243,7 @@ def tested(model):
         return model(test_source, labels=test_target)
 
 
-print(f"새 날짜 256개의 정확도 {accuracy(tested(translator)):.1%}")
+print(f"새 날짜 128개의 정확도 {accuracy(tested(translator)):.1%}")
 
 # %% [markdown]
 # 이번에는 바닥이 0입니다. 원문에 답이 모두 있기 때문입니다. 첫 손실이 `ln V`보다 조금 큰 것은, 이 모델이 임베딩 행렬을 출력층으로도 써서
@@ -292,7 +292,9 @@ for layer, head in ranked:
     print(f"{heads.names[layer]:27} 헤드 {head}   손실 {float(heads.values[layer, head]):+.4f}")
 
 # %%
-figures.atlas(heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("손실의 증가", unit=""))
+figures.atlas(
+    heads.values.numpy(), layers=list(heads.names), measure=figures.Quantity("손실의 증가", unit=""), lang="ko"
+)
 
 # %% [markdown]
 # 가장 쓸모없는 헤드와 가장 쓸모 있는 헤드를 실제로 떼어 봅시다. 헤드의 출력은 `W_O`를 지나므로, `W_O`에서 그 헤드에 해당하는 열 8개를

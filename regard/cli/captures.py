@@ -201,7 +201,8 @@ def _show_call(view: View, origin: dict[str, str], tokens: list[list[str]] | Non
     if options.figure is not None:
         from regard.lens.display import view_figure
 
-        write_figure(view_figure(view, batch=options.batch or 0, head=head, tokens=said["tokens"]), options.figure)
+        drawn = view_figure(view, batch=options.batch or 0, head=head, tokens=said["tokens"], lang=options.lang)
+        write_figure(drawn, options.figure)
     if options.json:
         print_json({**said, "figure": options.figure})
         return

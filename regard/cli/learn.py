@@ -10,7 +10,6 @@ from typing import Any
 from regard.cli.commands import LearnOptions
 from regard.cli.outputs import Terminal, print_json
 from regard.learn import (
-    ASIDE,
     Cell,
     Lesson,
     LessonRun,
@@ -51,7 +50,8 @@ def learn(options: LearnOptions) -> int:
             walk.question_alone(chosen.questions[options.question - 1])
     except (KeyboardInterrupt, EOFError):
         out.print()
-        out.print((out.say("Ended. The lesson starts again with: regard learn {number}", number=chosen.number), "dim"))
+        again = f"regard learn {chosen.number}" + (f" --question {options.question}" if options.question else "")
+        out.print((out.say("Ended. It starts again with: {command}", command=again), "dim"))
         return INTERRUPTED
     return 0
 
@@ -103,21 +103,20 @@ class _Walk:
             elif cell not in inside:
                 self._show_code(cell)
                 self._show_output(self.run.cell(cell))
-                if n + 1 < len(self.lesson.cells) and self._typed(self.out.say("[Enter] next  [q] end")) == QUIT:
-                    raise KeyboardInterrupt
+                if n + 1 < len(self.lesson.cells):
+                    self._typed(self.out.say("[Enter] next  [q] end"))
 
     def question_alone(self, question: Question) -> None:
         """Ask at once; the cells that the answer needs run afterwards."""
-        self._ask(question, before=self.lesson.cells[: self.lesson.cells.index(question.cell)])
+        self._ask(question, before=self.lesson.before(question))
 
     def _ask(self, question: Question, before: tuple[Cell, ...] = ()) -> None:
         self._show_text(f"### {question.title}\n\n{question.text}")
         typed = self._typed(self.out.say("Answer (Enter shows it):"))
-        if typed and before:
+        if self.asks and before:
             self.out.print((self.out.say("Computing the answer …"), "dim"))
         for cell in before:
-            if cell.kind == "code" and ASIDE not in cell.tags:
-                self.run.cell(cell)
+            self.run.cell(cell)
         answer = self.run.answer(question)
         while typed and not accepts(answer, typed):
             self.out.print((self.out.say("Not quite. Try again, or Enter to see the answer."), "yellow"))
@@ -134,7 +133,10 @@ class _Walk:
             return ""
         self.out.write((f"{prompt} ", "dim"))
         sys.stdout.flush()
-        return input().strip()
+        typed = input().strip()
+        if typed.casefold() == QUIT:
+            raise KeyboardInterrupt
+        return typed
 
     def _show_text(self, text: str) -> None:
         if self.out.room is None:

@@ -269,11 +269,11 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
         from regard.lens.display import atlas_figure, view_figure
 
         if options.layer is None:
-            figure = atlas_figure(session.capture, said["measure"])
+            figure = atlas_figure(session.capture, said["measure"], lang=options.lang)
         else:
             view, words = session.layers[said["layers"][0]["index"]].view, list(session.tokens)
             labels = words if any(words) and view.sizes[3] == len(words) else None
-            figure = view_figure(view, batch=0, head=options.head, tokens=labels)
+            figure = view_figure(view, batch=0, head=options.head, tokens=labels, lang=options.lang)
         write_figure(figure, options.figure)
     kept = session if options.html is None else replace(session, opening=_opening(session, options, said))
     written = write_session(kept, options)
@@ -330,7 +330,7 @@ def _show_capture(session: Session, file: Path, options: LookOptions) -> None:
     if options.figure is not None:
         from regard.lens.display import atlas_figure
 
-        write_figure(atlas_figure(capture), options.figure)
+        write_figure(atlas_figure(capture, lang=options.lang), options.figure)
     if options.json:
         print_json({"title": file, **describe_capture(session.capture), "figure": options.figure})
         return

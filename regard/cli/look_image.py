@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 VERSION = 1
 WIDEST, HIGHEST = 64, 24  # cells of the drawing
 # A kind of token in an overlay's title; a word in “…” stays as it was read.
-KIND = re.compile(r"(?<!“)\b(text|patch|distillation|register|latent|padding)\b(?= \(| \d| →|$)")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -204,14 +202,14 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
         elif kept.images:
             image = _enlarged(kept.images[0])
         overlay = focus.view.overlay(image, token=focus.token, at=at, head=options.head)
-        write_figure(overlay.figure(), options.figure)
+        write_figure(overlay.figure(lang=options.lang), options.figure)
     written = write_session(kept, options)
     inside = bool(kept.images) and any(written.values())
     if options.json:
         print_json({**said, **written, "photo": inside})
         return
     out = Terminal(options.lang)
-    _print(session, said, out)
+    _print(session, focus.overlay, said, out)
     out.name_files(**written)
     if inside:
         out.print((out.say("The photo is inside the written files; --no-photo leaves it out."), "dim"))
@@ -232,7 +230,7 @@ def _enlarged(photo: Photo) -> NDArray[np.uint8]:
     return np.asarray(image.convert("L").resize((wide, high)))
 
 
-def _print(session: Session, said: dict[str, Any], out: Terminal) -> None:
+def _print(session: Session, overlay: Overlay, said: dict[str, Any], out: Terminal) -> None:
     # 1. What the model saw: the image, how it was prepared, the part of it that is left, the patches.
     image, (high, wide), (top, left, bottom, right) = said["image"], said["pixels"], said["seen"]
     family = "" if session.model is None else f" ({session.model.family.title})"
@@ -262,10 +260,9 @@ def _print(session: Session, said: dict[str, Any], out: Terminal) -> None:
         whose = out.say("layer {layer}, mean of {heads} heads", layer=layer, heads=heads)
     else:
         whose = out.say("layer {layer}, head {head}", layer=layer, head=head)
-    title = title_in_korean(said["of"]) if out.lang == "ko" else said["of"]
-    out.print((title, "bold"), (f"   {whose}", "dim"))
+    out.print((overlay.titles[out.lang].partition(": ")[2], "bold"), (f"   {whose}", "dim"))
     shares = sorted(said["shares"].items(), key=lambda item: -item[1])
-    named = ", ".join(f"{kind_name(kind, out.lang)} {share:.3f}" for kind, share in shares)
+    named = ", ".join(f"{catalogue(out.lang).get(kind, kind)} {share:.3f}" for kind, share in shares)
     out.print((out.say("total weight: {named}", named=named), "dim"))
     out.print()
     print_patches(said["grid"], out)
@@ -320,29 +317,6 @@ def print_strongest(patches: list[dict[str, Any]], out: Terminal) -> None:
 
 
 # ----------------------------------------------------------------------------------------- words of the lens, in Korean
-
-
-def kind_name(kind: str, lang: Lang) -> str:
-    """A kind of token; cls, for one, is the same in both languages."""
-    return catalogue(lang).get(kind, kind)
-
-
-def title_in_korean(title: str) -> str:
-    """Whose attention an overlay shows, and of what.
-
-    >>> title_in_korean("patch (1, 0) → image 2"), title_in_korean("latent 0 of image 1 → image 1")
-    ('패치 (1, 0) → 이미지 2', '이미지 1의 잠재 토큰 0 → 이미지 1')
-    """
-    image, queries = translate("image", "ko"), translate("all queries", "ko")
-    for english, korean in (
-        (r"^all queries(?= → | \()|(?<= → )all queries$", queries),
-        (r"\(padding included\)", translate("(padding included)", "ko")),
-        (r"^the image(?= → )|(?<= → )the image$", image),
-        (r"^image (\d+)(?= → )|(?<= → )image (\d+)$", rf"{image} \1\2"),
-        (r"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of image (\d+)", rf"{image} \2의 \1"),
-    ):
-        title = re.sub(english, korean, title)
-    return KIND.sub(lambda match: kind_name(match[1], "ko"), title, count=1)
 
 
 def plan_text(plan: ImageTransforms, lang: Lang) -> str:

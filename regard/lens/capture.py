@@ -429,6 +429,7 @@ class Capture:
         measure: str | None = None,
         batch: int | None = None,
         dark: bool = False,
+        lang: Lang = "en",
     ) -> Figure:
         """A figure of all heads coloured by a measure; with a layer, of its maps; with a head too, of that head.
 
@@ -438,6 +439,7 @@ class Capture:
             measure: without a layer, as for `atlas`; default "entropy".
             batch: which batch row; default the mean of all without a layer, the first with one.
             dark: draw on a dark background.
+            lang: of the figure's words, "en" or "ko".
 
         Raises:
             IndexError: if there is no such head or batch row.
@@ -455,12 +457,12 @@ class Capture:
         if layer is None:
             if head is not None:
                 raise ValueError(f"head {head} of which layer? Call show(layer, {head}) with a number or a path")
-            return display.atlas_figure(self, "entropy" if measure is None else measure, dark, batch=batch)
+            return display.atlas_figure(self, measure or "entropy", dark, batch=batch, lang=lang)
         if measure is not None:
             raise ValueError(f"a layer shows its weights; measure={measure!r} colours all heads: leave layer out")
         row = batch or 0
         tokens = None if self.tokens is None else self.tokens[row if row < len(self.tokens) else 0]
-        return display.view_figure(self[layer], batch=row, head=head, tokens=tokens, dark=dark)
+        return display.view_figure(self[layer], batch=row, head=head, tokens=tokens, dark=dark, lang=lang)
 
     def doctor(self) -> Diagnosis:
         """Findings on the masks and numbers of this run. Raises LookupError if nothing was seen.

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import check_lang, merge_paths
+from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import CapturedEdit
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor import SAID, check_lang, format_calls
+from regard.lens.doctor import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
 
@@ -36,12 +36,19 @@ SCORED = 1 << 21  # weights of a run up to which a summary scores patterns that 
 
 
 def view_figure(
-    view: View, *, batch: int = 0, head: int | None = None, tokens: Sequence[str] | None = None, dark: bool = False
+    view: View,
+    *,
+    batch: int = 0,
+    head: int | None = None,
+    tokens: Sequence[str] | None = None,
+    dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """The first 16 heads' maps side by side on one scale, or one head's map with margins; see `View.show`.
 
     Tokens are drawn as labels where the map's cells are single tokens.
     """
+    check_lang(lang)
     view = plain(view)
     rows, heads, nq, nk = view.sizes
     for name, index, count in (("batch", batch, rows), ("head", head or 0, heads)):
@@ -51,16 +58,21 @@ def view_figure(
     exact = max(nq, nk) <= max(cells.shape[1:])
     labels = list(tokens) if tokens is not None and exact and nq == nk == len(tokens) else None
     if head is None:
-        more = f", the first {MOST_HEADS} of {heads} heads" if heads > MOST_HEADS else ""
-        size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
-        return figures.heatmap(cells[:MOST_HEADS], labels, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
+        title = translate("{nq} queries × {nk} keys, exact", lang, nq=nq, nk=nk)
+        if not exact:
+            sizes = {"nq": nq, "nk": nk, "rows": cells.shape[1], "columns": cells.shape[2]}
+            title = translate("{nq} queries × {nk} keys, pooled, {rows} × {columns} cells", lang, **sizes)
+        if heads > MOST_HEADS:
+            title += translate(", the first {shown} of {heads} heads", lang, shown=MOST_HEADS, heads=heads)
+        return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark, lang=lang)
     margins: dict[str, Any] = {}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
             margins[name] = values[batch, head].detach().cpu()
+    title = translate("head {head}", lang, head=head)
     return figures.map_with_marginals(
-        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=f"head {head}", dark=dark
+        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=title, dark=dark, lang=lang
     )
 
 
@@ -73,12 +85,14 @@ def view_png(view: View) -> bytes | None:
     return buffer.getvalue()
 
 
-def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
+def atlas_figure(
+    capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None, lang: Lang = "en"
+) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
     table = stack_rows(rows, max(heads))
-    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark)
+    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark, lang=lang)
 
 
 def capture_html(capture: Capture) -> str:

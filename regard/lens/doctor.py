@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.facts import Facts
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 
 if TYPE_CHECKING:
     from regard.lens.view import Record
@@ -148,12 +148,6 @@ SAID: dict[Lang, dict[str, str]] = {
     lang: {code: translate(text, lang) for code, text in TERMS.items()} for lang in get_args(Lang)
 }
 """Values of `Facts` in words, by language; other values are printed as they are."""
-
-
-def check_lang(lang: Lang) -> None:
-    """Raise ValueError for a language other than "en" and "ko"."""
-    if lang not in get_args(Lang):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
 
 
 def format_ranges(numbers: Iterable[int], comma: str = ",") -> str:

@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from regard.layouts import KINDS, Frame, Layout, Sides
 from regard.lens.measures.weights import sources
 from regard.lens.validity import index_among
+from regard.locale import Lang, catalogue, check_lang, translate
 from regard.viz import figures
 from regard.viz.overlay import Floats, box_heat, overlay, read_photograph
 
@@ -299,16 +300,17 @@ def _find_by_name(layout: Layout, token: str, words: Sequence[str] | None, name:
     raise LookupError(f"no {name} of this attention is {token!r}: {layout}{hint}")
 
 
-def name_kind(layout: Layout, place: TokenIndex) -> str:
+def name_kind(layout: Layout, place: TokenIndex, lang: Lang = "en") -> str:
     """A token by its kind, numbered among those of its kind in its image if there are several: "latent 0"."""
     kind, image = str(layout.kind[place]), int(layout.image[place])
     alike = np.argwhere((layout.kind == kind) & (layout.image == image))
     several = (layout.kind == kind).sum() > len(alike)
-    of = f" of image {image}" if several and image >= 0 else ""
-    return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
+    called = catalogue(lang).get(kind, kind)  # "cls" is the same in every language
+    name = called if len(alike) == 1 else f"{called} {int((alike == place).all(-1).argmax())}"
+    return translate("{token} of image {image}", lang, token=name, image=image) if several and image >= 0 else name
 
 
-def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
+def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None, lang: Lang = "en") -> str:
     """A patch by its row and column, text by its word, any other token by its kind."""
     layout = patches.layout
     kind, image = str(layout.kind[place]), int(layout.image[place])
@@ -316,11 +318,11 @@ def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | 
         own = patches if image == patches.image else ImagePatches(layout, patches.frame, image)
         number = own.number(place)
         assert number is not None
-        of = "" if own is patches else f" of image {image}"
-        return f"patch ({own.cells[number, 0]}, {own.cells[number, 1]}){of}"
+        name = f"{catalogue(lang).get(kind, kind)} ({own.cells[number, 0]}, {own.cells[number, 1]})"
+        return name if own is patches else translate("{token} of image {image}", lang, token=name, image=image)
     if words is not None and layout.shape == (1, len(words)):
         return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"
-    return name_kind(layout, place)
+    return name_kind(layout, place, lang)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -328,7 +330,7 @@ class Overlay:
     """The weights of a token on an image: what `View.overlay` returns.
 
     Attributes:
-        title: whose attention it is; "padding included" if rows of padding could not be left out.
+        titles: whose attention it is, by language; "padding included" if rows of padding could not be left out.
         weights: (N,) the exact row over the keys, in their order; of a column, over the queries; of all queries, the
             mean row of those that are no padding, (W·N,) where these are cut into windows.
         shares: sums of the weights by kind of token; "other images" has the patches of those, "beyond the image" those
@@ -343,7 +345,7 @@ class Overlay:
         quantity: what the numbers are, "weight" or the "score" of `rollout` and `relevance`.
     """
 
-    title: str
+    titles: Mapping[Lang, str]
     weights: Floats
     shares: dict[str, float]
     boxes: Floats
@@ -363,20 +365,36 @@ class Overlay:
         """
         return box_heat(self.boxes, self.mass, self.image_size)
 
-    def figure(self, *, dark: bool = False) -> Figure:
-        """The image in grey under the heat. dark: draw on a dark background. Raises ImportError without matplotlib."""
+    @property
+    def title(self) -> str:
+        """Whose attention it is, in English."""
+        return self.titles["en"]
+
+    def figure(self, *, dark: bool = False, lang: Lang = "en") -> Figure:
+        """The image in grey under the heat.
+
+        Args:
+            dark: draw on a dark background.
+            lang: of the figure's words, "en" or "ko".
+
+        Raises:
+            ImportError: without matplotlib.
+        """
+        check_lang(lang)
+        total = {"quantity": translate(self.quantity, lang), "sums": self._sums(lang)}
         return overlay(
             *(self.boxes, self.mass, self.image_size),
             image=self.image,
             asked=None if self.asked is None or beyond(self.asked, self.image_size) else self.asked,
-            note=f"{self.quantity} in all: {self._sums}",
-            title=self.title,
+            note=translate("{quantity} in all: {sums}", lang, **total),
+            title=self.titles[lang],
             dark=dark,
+            lang=lang,
         )
 
-    def save(self, path: str | os.PathLike[str], *, dark: bool = False) -> Path:
+    def save(self, path: str | os.PathLike[str], *, dark: bool = False, lang: Lang = "en") -> Path:
         """Write the figure as .png, .svg or .pdf. Raises as `regard.figures.save` does."""
-        return figures.save(self.figure(dark=dark), Path(path))
+        return figures.save(self.figure(dark=dark, lang=lang), Path(path))
 
     def _repr_png_(self) -> bytes | None:
         if find_spec("matplotlib") is None:  # a notebook then shows the text
@@ -385,13 +403,13 @@ class Overlay:
         self.figure().savefig(buffer, format="png")
         return buffer.getvalue()
 
-    @property
-    def _sums(self) -> str:
+    def _sums(self, lang: Lang = "en") -> str:
         order = sorted(self.shares.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {'<0.001' if 0 < share < 0.001 else f'{share:.3f}'}" for name, share in order)
+        named = [(catalogue(lang).get(name, name), "<0.001" if 0 < n < 0.001 else f"{n:.3f}") for name, n in order]
+        return ", ".join(f"{name} {share}" for name, share in named)
 
     def __repr__(self) -> str:
-        return f"Overlay({self.title}; {self._sums})"
+        return f"Overlay({self.title}; {self._sums()})"
 
 
 def make_overlay(
@@ -465,17 +483,24 @@ def make_overlay(
         shares["sink"] = 1.0 - float(weights.sum())  # what does not go to the keys
 
     # 5. The title.
-    target = "the image" if len(sides.frames) == 1 else f"image {image_index}"
-    if chosen is not None:
-        who = name_token(asker, chosen, words)
-    else:
-        who = "all queries" if real.all() or view.weights is not None else "all queries (padding included)"
-    count = view.sizes[1]
-    whose = f"mean of {count} heads" if head is None and count > 1 else f"head {(head or 0) % count}"
-    title = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
+    def title(lang: Lang) -> str:
+        one = len(sides.frames) == 1
+        target = translate("the image", lang) if one else translate("image {image}", lang, image=image_index)
+        who = translate("all queries", lang)
+        if chosen is not None:
+            who = name_token(asker, chosen, words, lang)
+        elif not real.all() and view.weights is None:
+            who = f"{who} {translate('(padding included)', lang)}"
+        count = view.sizes[1]
+        whose = translate("head {head}", lang, head=(head or 0) % count)
+        if head is None and count > 1:
+            whose = translate("mean of {count} heads", lang, count=count)
+        looks = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
+        return f"{placed.path}, {looks}" if placed.path else looks
+
     number = None if chosen is None else asker.number(chosen)
     return Overlay(
-        title=f"{placed.path}, {title}" if placed.path else title,
+        titles={lang: title(lang) for lang in get_args(Lang)},
         weights=weights.ravel() if chosen is None else weights[chosen[0]],
         shares=shares,
         boxes=shown.boxes,

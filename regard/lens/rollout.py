@@ -21,6 +21,7 @@ from regard.lens.overlays import HOW, Overlay, Token, TokenPlacement, find_token
 from regard.lens.validity import index_among, part_of_axis
 from regard.lens.values import Attribution
 from regard.lens.view import View
+from regard.locale import translate
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture, ModuleRun
@@ -80,8 +81,12 @@ class TokenFlow(Attribution):
         rows = _ScoreRows(self.scores.reshape(count, 1, -1, n), self.tokens)
         view = View(rows.sizes, {}, weights=rows, placed=TokenPlacement(sides=self.sides, words=self.words))
         drawn = make_overlay(view, image, token, batch=batch, image_index=image_index)
-        who = drawn.title.partition(": ")[2]
-        return replace(drawn, title=f"{self.title.partition(',')[0]} ({self.how}): {who}", quantity="score")
+        name = self.title.partition(",")[0]
+        titles = {
+            lang: f"{translate(name, lang)} ({translate(self.how, lang)}): {title.partition(': ')[2]}"
+            for lang, title in drawn.titles.items()
+        }
+        return replace(drawn, titles=titles, quantity="score")
 
 
 class _ScoreRows:

@@ -27,6 +27,7 @@ from regard.lens.values import (
     through_norm,
     value_norms,
 )
+from regard.locale import Lang
 from regard.masks.mask import TileGrid
 from regard.masks.patterns import at_positions
 
@@ -660,13 +661,14 @@ class View:
             x = x.reshape((*self.lead, *x.shape[2:]))
         return x.detach().cpu().numpy() if self.numpy else x
 
-    def show(self, head: int | None = None, *, batch: int = 0, dark: bool = False) -> Figure:
+    def show(self, head: int | None = None, *, batch: int = 0, dark: bool = False, lang: Lang = "en") -> Figure:
         """A figure of the maps of all heads; or of one head, with received weights and entropy at the margins.
 
         Args:
             head: which head; default all.
             batch: which batch row.
             dark: draw on a dark background.
+            lang: of the figure's words, "en" or "ko".
 
         Raises:
             IndexError: if there is no such head or batch row.
@@ -678,7 +680,7 @@ class View:
             >>> regard.look(x, x, x).show(head=1).texts[0].get_text()
             'head 1'
         """
-        return display.view_figure(self, batch=batch, head=head, dark=dark)
+        return display.view_figure(self, batch=batch, head=head, dark=dark, lang=lang)
 
     def _repr_png_(self) -> bytes | None:
         return display.view_png(self)

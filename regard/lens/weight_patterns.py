@@ -14,7 +14,7 @@ from regard.lens.measures.weights import StoredWeights
 from regard.lens.patterns import CALLED, MEANING, label, measure
 from regard.lens.validity import check
 from regard.lens.view import KeyTokens, KnownVisibility
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 from regard.masks import as_mask
 
 __all__ = ["PatternShares", "patterns"]
@@ -51,8 +51,7 @@ class PatternShares:
 
     def _table(self, lang: Lang) -> tuple[list[str], list[list[str]], list[int]]:
         """A row per pattern with its meaning for one matrix; a row per head for several."""
-        if lang not in get_args(Lang):
-            raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+        check_lang(lang)
         called, meaning = CALLED[lang], MEANING[lang]
         first = next(iter(self.shares.values()))
         if isinstance(first, float):

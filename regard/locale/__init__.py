@@ -3,7 +3,7 @@
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, get_args
 
 from regard.locale.errors import translate_error
 
@@ -21,6 +21,12 @@ def catalogue(lang: str, part: str = "") -> dict[str, str]:
             if file.name == f"{part}.json" or not (part or file.name.startswith("errors_")):
                 messages |= json.loads(file.read_text(encoding="utf-8"))
     return messages
+
+
+def check_lang(lang: Lang) -> None:
+    """Raise ValueError for a language other than "en" and "ko"."""
+    if lang not in get_args(Lang):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
 
 
 def translate(text: str, lang: str = "en", /, **values: object) -> str:

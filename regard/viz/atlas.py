@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.locale import Lang, catalogue, check_lang, translate
 from regard.viz import colors
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
 from regard.viz.sheet import (
@@ -47,7 +48,6 @@ UNITS = {"entropy": "nats", "effective": "keys, 1/Σp²"}
 """The unit of each measure of regard's that has one; the others are shares, or scores without."""
 
 MOST = 256
-ACROSS, DOWN = "head →", "layer ↓"
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def atlas(
     labels: Sequence[Sequence[str]] | None = None,
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """All heads of a model at once: a row of squares per layer, coloured by one measure.
 
@@ -94,6 +95,8 @@ def atlas(
         labels: L × H words, "" for none; written into the squares, or their beginnings with a key.
         title: above the figure.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
+            A measure of regard's is named in that language too; layers and labels are drawn as they come.
 
     Raises:
         TypeError: for arguments of a wrong kind.
@@ -101,7 +104,7 @@ def atlas(
     """
     register_fonts()
     theme = DARK if dark else LIGHT
-    grid = _read(values, layers, heads, labels, measure)
+    grid = _read(values, layers, heads, labels, measure, lang)
     values, there, unit = grid.values, grid.there, grid.unit
     scale = grid.scale(theme.signed, theme.weight)
     high, wide = inches = panel_inches(values.shape, 1, 1, 9.6 if grid.words is None else 12.0)
@@ -110,19 +113,22 @@ def atlas(
     _, *ramp = scale.key()
     keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
     if not there.all():
-        keys.append((rgb(theme.paper), "no such head" if there.any(1).all() else "no such head, or not known"))
-    broken = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
-    if any(cells.any() for cells in broken.values()):
-        keys.append((rgb(theme.alarm), " or ".join(name for name, cells in broken.items() if cells.any())))
+        known = there.any(1).all()
+        absent = translate("no such head", lang) if known else translate("no such head, or not known", lang)
+        keys.append((rgb(theme.paper), absent))
+    kinds = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
+    if broken := [name for name, cells in kinds.items() if cells.any()]:
+        keys.append((rgb(theme.alarm), translate(" or ".join(broken), lang)))
     rows = None
     if grid.names is not None:
         short = [drawable(name) for name in short_names(grid.names)]
         rows = tuple(clip(name, 28) for name in short)
         if short[0] != drawable(grid.names[0]):
-            keys.append((f"{short[0]} is {clip(drawable(grid.names[0]), 60)}",))
+            path = clip(drawable(grid.names[0]), 60)
+            keys.append((translate("{short} is {path}", lang, short=short[0], path=path),))
     # 2. The squares: colours, and numbers or labels in them.
     if grid.words is not None:
-        signs, meanings = _labelled(grid.words, inches)
+        signs, meanings = _labelled(grid.words, inches, lang)
         keys += meanings
     else:
         signs = cell_signs(values, scale, inches, None)
@@ -133,11 +139,12 @@ def atlas(
     # 3. The page around them.
     side = ticks_of(rows, values.shape[0], high, side_by_side=False)
     top = ticks_of(None, values.shape[1], wide, side_by_side=True)
-    left = max(side.depth, width(DOWN, CAPTION), width(ACROSS, CAPTION)) + 0.1
+    captions = translate("head →", lang), translate("layer ↓", lang)
+    left = max(side.depth, *(width(caption, CAPTION) for caption in captions)) + 0.1
     depth = max(0.32, top.depth)  # at least the two captions in the corner
     sheet = Sheet((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
     x, y = MARGIN + left, sheet.top + depth + 0.1
-    sheet.captions(x - 0.08, y - 0.27, (ACROSS, DOWN))
+    sheet.captions(x - 0.08, y - 0.27, captions)
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y, top, side_by_side=True)
     written = set() if signs is None else set(signs.flat) - {""}
@@ -154,11 +161,19 @@ class _Grid:
     names: tuple[str, ...] | None  # of the layers
     words: Array | None  # (L, H) labels
     measure: Quantity
+    lang: Lang
+
+    @property
+    def name(self) -> str:
+        """Of the measure."""
+        return catalogue(self.lang).get(self.measure.name, self.measure.name)
 
     @property
     def unit(self) -> str:
         """Of the measure; "" for none."""
-        return UNITS.get(self.measure.name, "") if self.measure.unit is None else self.measure.unit
+        if self.measure.unit is not None:
+            return self.measure.unit
+        return translate(UNITS[self.measure.name], self.lang) if self.measure.name in UNITS else ""
 
     def scale(self, signed: tuple[str, ...], weight: tuple[str, ...]) -> Scale:
         """The colours of the finite values: from 0 up, or around 0."""
@@ -177,10 +192,11 @@ class _Grid:
             if finite.size and (finite.min() < low or finite.max() > high):
                 span = f"{finite.min():g} to {finite.max():g}"
                 raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {span}")
-        return Scale(clip(self.measure.name, 40), signed if low < 0 else weight, low, high, hidden=nan)
+        return Scale(clip(self.name, 40), signed if low < 0 else weight, low, high, hidden=nan)
 
 
-def _read(values: Any, layers: Any, heads: Any, labels: Any, measure: str | Quantity) -> _Grid:
+def _read(values: Any, layers: Any, heads: Any, labels: Any, measure: str | Quantity, lang: Lang) -> _Grid:
+    check_lang(lang)
     values = read_numbers("values", values, "(layers, heads)")
     if max(values.shape) > MOST:
         raise ValueError(f"an atlas has at most {MOST} layers and {MOST} heads, got {values.shape}; draw some of them")
@@ -201,7 +217,7 @@ def _read(values: Any, layers: Any, heads: Any, labels: Any, measure: str | Quan
         raise ValueError(f"heads must be {count} integers from 0 to {most}, one for each row of values; got {heads!r}")
     else:
         there = np.arange(most) < np.array(heads).reshape(-1, 1)
-    return _Grid(values, there, names, words, Quantity(measure) if isinstance(measure, str) else measure)
+    return _Grid(values, there, names, words, Quantity(measure) if isinstance(measure, str) else measure, lang)
 
 
 # ------------------------------------------------------------------------------------------------------ names of layers
@@ -236,7 +252,7 @@ def _shared(paths: list[list[str]], most: int) -> int:
     return next((n for n in range(most) if len({path[n] for path in paths}) > 1), most)
 
 
-def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
+def _labelled(words: Array, inches: Pair, lang: Lang) -> tuple[Array | None, list[Key]]:
     """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
     drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
     labels = sorted(set(drawn.flat) - {""})
@@ -252,7 +268,7 @@ def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
     if sign_size(set(begins.values()), drawn.shape, inches) >= 4:
         signs = np.array([[begins[word] for word in row] for row in drawn], dtype=object)
         return signs, [(f"{begins[word]} = {word}",) for word in labels if begins[word] != word]
-    return None, [("the labels do not fit into squares so small",)]
+    return None, [(translate("the labels do not fit into squares so small", lang),)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- HTML
@@ -266,6 +282,7 @@ def atlas_html(
     measure: str | Quantity = "entropy",
     labels: Sequence[Sequence[str]] | None = None,
     title: str | None = None,
+    lang: Lang = "en",
 ) -> str:
     """The atlas as HTML for a notebook: self-contained, light or dark as the page is; a square's value on hover.
 
@@ -274,7 +291,7 @@ def atlas_html(
 
     The arguments and errors are those of `atlas`; it needs no matplotlib. Labels are shown on hover.
     """
-    grid = _read(values, layers, heads, labels, measure)
+    grid = _read(values, layers, heads, labels, measure, lang)
     values, unit, scale = grid.values, grid.unit, grid.scale(LIGHT.signed, LIGHT.weight)
     kind = "signed" if scale.low < 0 else "weight"
     rows = short_names(grid.names) if grid.names is not None else [str(n) for n in range(len(values))]
@@ -285,15 +302,20 @@ def atlas_html(
         for h, value in enumerate(row):
             label = "" if grid.words is None else str(grid.words[n, h])
             number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
-            said = f"layer {name}, head {h}: {number}" + (f", {label}" if label else "")
+            place = translate("layer {layer}, head {head}", lang, layer=name, head=h)
+            said = f"{place}: {number}" + (f", {label}" if label else "")
             style = f"background:{colors.ALARM}"
             if np.isfinite(value):
-                place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
-                style = colors.shade(kind, colors.level(place)).partition(";")[0]
+                share = (value - scale.low) / ((scale.high - scale.low) or 1.0)
+                style = colors.shade(kind, colors.level(share)).partition(";")[0]
             square = f'<span title="{escape(said)}" style="{style}"></span>'
             parts.append(square if grid.there[n, h] else "<span></span>")
     style = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
     body = f'<div style="{style};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
-    name = f"{grid.measure.name} ({unit})" if unit else grid.measure.name
-    foot = [colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"), "rows: layers, columns: heads"]
-    return colors.frame(body, foot, title, f"{name} of {values.shape[0]} × {values.shape[1]} heads")
+    name = f"{grid.name} ({unit})" if unit else grid.name
+    foot = [
+        colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"),
+        translate("rows: layers, columns: heads", lang),
+    ]
+    size = {"layers": values.shape[0], "heads": values.shape[1]}
+    return colors.frame(body, foot, title, translate("{name} of {layers} × {heads} heads", lang, name=name, **size))

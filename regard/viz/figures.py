@@ -16,13 +16,13 @@ from io import BytesIO
 from math import ceil, inf, nan
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from regard.files import atomic_file
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import Quantity, atlas, atlas_html
@@ -115,8 +115,7 @@ def heatmap(
         ValueError: for wrong sizes, or values=True where the numbers would be too small to read.
     """
     register_fonts()
-    if lang not in get_args(Lang):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    check_lang(lang)
     if not isinstance(weights, np.ndarray | Tensor):
         raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
     if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
@@ -165,6 +164,7 @@ def mask(
     head: int = 0,
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """A mask, cell by cell; beyond 96 positions tile by tile (full, partial, empty).
 
@@ -183,6 +183,7 @@ def mask(
         head: which head to draw, if they differ.
         title: default the mask as it prints.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: if it is not a mask.
@@ -190,6 +191,7 @@ def mask(
         IndexError: for a batch row or head out of range.
     """
     register_fonts()
+    check_lang(lang)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a regard.masks value, got {type(mask).__name__}; for booleans use masks.dense")
     nk = nq if nk is None else nk
@@ -197,21 +199,25 @@ def mask(
     rows, cols = _both_labels(labels, None, nq, nk)
     theme = DARK if dark else LIGHT
     if max(nq, nk) <= 96:
-        tile, names = 1, {FULL: "may look", EMPTY: "hidden"}
+        tile, names = 1, {FULL: translate("may look", lang), EMPTY: translate("hidden", lang)}
         kinds = mask.dense(nq, nk).reshape(*mask.leading, nq, nk) * FULL
     else:
         tile = 1 << (ceil(max(nq, nk) / 64) - 1).bit_length()  # at most 64 tiles across
-        names = {FULL: "full: all may look", PARTIAL: "partial", EMPTY: "empty: hidden"}
+        names = {
+            FULL: translate("full: all may look", lang),
+            PARTIAL: translate("partial", lang),
+            EMPTY: translate("empty: hidden", lang),
+        }
         kinds = mask.tiles(nq, nk, tile)
     colours = {EMPTY: theme.paper, PARTIAL: theme.weight[2], FULL: theme.weight[6]}
     cells = rgb(*(colours[kind] for kind in (EMPTY, PARTIAL, FULL)))[pick(kinds, batch, head).astype(int)]
     panel = Panel(cells, (nq, nk), panel_inches((nq, nk), 1, 1, 6.4), rows, cols, (tile, tile))
     keys: list[Key] = [(rgb(colours[kind]), name) for kind, name in names.items()]
-    keys += [(f"a tile is {tile} × {tile} positions",)] if tile > 1 else []
-    return compose([panel], 1, repr(mask) if title is None else title, keys, theme)
+    keys += [(translate("a tile is {tile} × {tile} positions", lang, tile=tile),)] if tile > 1 else []
+    return compose([panel], 1, repr(mask) if title is None else title, keys, theme, lang)
 
 
-def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) -> Figure:
+def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, lang: Lang = "en") -> Figure:
     """The stages of one head side by side, from scores to output; a cap, bias or mask only where it changed something.
 
     >>> import numpy as np
@@ -227,12 +233,14 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
         batch: which batch row to draw.
         head: which head to draw.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         ValueError: for more positions than can be seen.
         IndexError: for a batch row or head out of range.
     """
     register_fonts()
+    check_lang(lang)
     (nq, nk), features = steps.scores.shape[-2:], steps.output.shape[-1]
     _check_size("steps", max(nq, features), nk, 256, "draw the weights alone with heatmap")
     stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in STEP_NAMES}  # (Nq, Nk), (Nq, Dv)
@@ -243,29 +251,31 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
         if not np.array_equal(stage[earlier], stage[name], equal_nan=True):
             scored.append(name)
     score, output = max(_largest(abs(stage[name])) for name in scored), _largest(abs(stage["output"]))
-    scales = dict.fromkeys(scored, Scale("score", theme.signed, -score, score, hidden=-inf)) | {
-        "weights": Scale("weight", theme.weight, 0.0, _largest(stage["weights"]), hidden=0.0),
-        "output": Scale("output", theme.signed, -output, output, hidden=nan),
+    scales = dict.fromkeys(scored, Scale(translate("score", lang), theme.signed, -score, score, hidden=-inf)) | {
+        "weights": Scale(translate("weight", lang), theme.weight, 0.0, _largest(stage["weights"]), hidden=0.0),
+        "output": Scale(translate("output", lang), theme.signed, -output, output, hidden=nan),
     }
     inches = panel_inches((nq, nk), len(scales), 1, 9.6)
     panels, before = [], ""
     for name, scale in scales.items():
         size, names, across = inches, cols, ""
         if name == "output":
-            size, names, across = (inches[0], min(features * inches[1] / nk, room_for(len(scales)))), None, "feature →"
+            size, names = (inches[0], min(features * inches[1] / nk, room_for(len(scales)))), None
+            across = translate("feature →", lang)
         # The formula speaks of the stage drawn before, also where one that was given, and not drawn, changed nothing.
         formula = (
             steps.formulas[name].replace(STEP_NAMES[STEP_NAMES.index(name) - 1], before)
             if before
             else steps.formulas[name]
         )
-        words = (name, clip(drawable(formula), 36), across)
+        called = name if lang == "en" else f"{translate(name, lang)} {name}"
+        words = (called, clip(drawable(formula), 36), across)
         signs = cell_signs(stage[name], scale, size, None)
         shape = (nq, stage[name].shape[1])
         panels.append(Panel(scale.paint(stage[name], theme), shape, size, rows, names, (1, 1), signs, *words))
         before = name
-    keys = legend(list(dict.fromkeys(scales.values())), [stage[name] for name in scales], theme)
-    return compose(panels, len(panels), "", keys, theme)
+    keys = legend(list(dict.fromkeys(scales.values())), [stage[name] for name in scales], theme, lang)
+    return compose(panels, len(panels), "", keys, theme, lang)
 
 
 def save(figure: Figure, path: str | Path) -> Path:

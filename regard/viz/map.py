@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from regard.locale import Lang, check_lang, translate
 from regard.masks.rules import numbers
 from regard.masks.tiles import cell_edges
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
@@ -62,6 +63,7 @@ def map_with_marginals(
     scale: Colouring = "linear",
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """One head's weights as a map, with the mass each key receives above it and each query's entropy beside it.
 
@@ -85,6 +87,7 @@ def map_with_marginals(
         scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
         title: above the figure.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: for arguments of a wrong kind.
@@ -93,6 +96,7 @@ def map_with_marginals(
     """
     # 1. The arguments, the colours and the legend.
     register_fonts()
+    check_lang(lang)
     if scale not in get_args(Colouring):
         raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
     cells = read_numbers("cells", cells, "(R, C)")
@@ -107,15 +111,17 @@ def map_with_marginals(
     theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
     strips = _read_strip("received", received, across, hidden), _read_strip("entropy", entropy, down)
     single = down.single and across.single
-    painted, keys = _painted(cells, scale, hidden, "weight" if single else "weight per cell", theme)
-    keys += _notes(down, across, hidden, strips)
+    name = translate("weight", lang) if single else translate("weight per cell", lang)
+    painted, keys = _painted(cells, scale, hidden, name, theme, lang)
+    keys += _notes(down, across, hidden, strips, lang)
 
     # 2. The page: room for the strips and for the words around them.
     high, wide = inches = panel_inches((down.count, across.count), 1, 1, 6.4)
     side, top = down.ticks(high, side_by_side=False), across.ticks(wide, side_by_side=True)
     above, beside = (STRIP + GAP if strip else 0.0 for strip in strips)
-    above_words, beside_words = (("", "") if strip is None else strip.captions for strip in strips)
-    left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *above_words))) + 0.12
+    above_words, beside_words = (("", "") if strip is None else strip.captions(lang) for strip in strips)
+    captions = translate(AT, lang), translate(FROM, lang)
+    left = max(side.depth, *(measure(word, CAPTION) for word in (*captions, *above_words))) + 0.12
     right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
     depth = max(0.38, top.depth)  # at least the two captions in the corner
     below = 0.3 if beside and not above else 0.0
@@ -152,7 +158,7 @@ def map_with_marginals(
         sheet.hatch(x, y - above, (high + above, wide * float(share)))
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y - above, top, side_by_side=True)
-    sheet.captions(x - 0.08, y - above - 0.31, (AT, FROM))
+    sheet.captions(x - 0.08, y - above - 0.31, captions)
     return sheet.finish()
 
 
@@ -273,10 +279,13 @@ class _Strip:
     each: int  # how many values a bar stands for
     most: float  # the largest value that counts for the bars' length
 
-    @property
-    def captions(self) -> tuple[str, str]:
-        unit = " nats" if self.name == "entropy" else ""
-        return self.name, f"0 to {self.most:.3g}{unit}" if np.isfinite(self.values).any() else "not finite"
+    def captions(self, lang: Lang) -> tuple[str, str]:
+        name = translate(self.name, lang)
+        if not np.isfinite(self.values).any():
+            return name, translate("not finite", lang)
+        if self.name == "entropy":
+            return name, translate("0 to {most:.3g} nats", lang, most=self.most)
+        return name, translate("0 to {most:.3g}", lang, most=self.most)
 
 
 def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip | None:
@@ -309,45 +318,53 @@ def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip 
 # -------------------------------------------------------------------------------------------------------------- colours
 
 
-def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> tuple[Array, list[Key]]:
+def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme, lang: Lang) -> tuple[Array, list[Key]]:
     """(R, C) weights → (R, C, 3) colours and their legend; the first `hidden` columns do not count."""
     counted = cells[:, hidden:]
     positive = np.sort(counted[np.isfinite(counted) & (counted > 0)])
     high = float(positive[-1]) if positive.size else 0.0
     scale = Scale(name, theme.weight, 0.0, high, hidden=0.0)
-    first, *others = legend([scale], [counted], theme)
+    first, *others = legend([scale], [counted], theme, lang)
     if kind == "linear" or not positive.size:
         return scale.paint(cells, theme), [first, *others]
     if kind == "log":  # down to a millionth of the largest
-        how, low = "log scale", max(float(positive[0]), high * 1e-6)
+        how, low = translate("log scale", lang), max(float(positive[0]), high * 1e-6)
         places = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
-        lowest = f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
+        lowest = f"{low:.2g}" if low == positive[0] else translate("{low:.2g} and less", lang, low=low)
     else:  # equal weights in the middle of their ranks
-        how, (values, amount) = "by rank", np.unique(positive, return_counts=True)
+        how, (values, amount) = translate("by rank", lang), np.unique(positive, return_counts=True)
         middle = np.cumsum(amount) - amount / 2
         ranks = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
         places, lowest = np.interp(cells, values, ranks), f"{values[0]:.2g}"
-        others.insert(0, (f"half of those above 0 are below {np.median(positive):.2g}",))
+        median = float(np.median(positive))
+        others.insert(0, (translate("half of those above 0 are below {median:.2g}", lang, median=median),))
     painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(places, theme)
     painted[~np.isfinite(cells)] = rgb(theme.alarm)
     painted[cells == 0] = rgb(theme.paper)
     return painted, [(f"{name},", how, lowest, *first[2:]), *others]
 
 
-def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...]) -> list[Key]:
+def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...], lang: Lang) -> list[Key]:
     """Legend entries: exact or pooled, what is hatched, what a bar stands for."""
     if down.single and across.single:
-        keys: list[Key] = [("exact: a cell is one weight",)]
+        keys: list[Key] = [(translate("exact: a cell is one weight", lang),)]
     elif down.known and across.known:
-        keys = [(f"pooled, {down.per_cell} × {across.per_cell} tokens per cell",)]
+        per_cell = {"rows": down.per_cell, "columns": across.per_cell}
+        keys = [(translate("pooled, {rows} × {columns} tokens per cell", lang, **per_cell),)]
     else:
-        keys = [("pooled",)]
+        keys = [(translate("pooled cells", lang),)]
     if hidden:
         last = int(across.edges[1]) - 1
-        said = "the first column" if not across.known else f"keys 0 to {last}" if last else "key 0"
-        keys.append((f"hatched: {said}, left out of the colours",))
+        if not across.known:
+            keys.append((translate("hatched: the first column, left out of the colours", lang),))
+        elif last:
+            keys.append((translate("hatched: keys 0 to {last}, left out of the colours", lang, last=last),))
+        else:
+            keys.append((translate("hatched: key 0, left out of the colours", lang),))
     for strip in strips:
         if strip is not None and strip.each > 1:
-            which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
-            keys.append((f"a bar of {strip.name}: {which}",))
+            if strip.name == "received":
+                keys.append((translate("a bar of received: the highest of {each} keys", lang, each=strip.each),))
+            else:
+                keys.append((translate("a bar of entropy: mean of {each} queries", lang, each=strip.each),))
     return keys

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.locale import Lang, check_lang, translate
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
 from regard.viz.sheet import DPI, MARGIN, Sheet, drawable, read_numbers, register_fonts
 
@@ -119,6 +120,7 @@ def overlay(
     note: str | None = None,
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """Weights of patches, each where its patch lies in the image.
 
@@ -137,12 +139,14 @@ def overlay(
         note: one more entry of the legend.
         title: above the figure.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: for arguments of a wrong kind.
         ValueError: for arguments of a wrong size, and for negative weights.
     """
     register_fonts()
+    check_lang(lang)
     boxes, weights = read_numbers("boxes", boxes, "(patches, 4)"), read_numbers("weights", weights, "(patches,)")
     if boxes.shape != (len(weights), 4):
         raise ValueError(f"boxes must be ({len(weights)}, 4), one for each weight; got {boxes.shape}")
@@ -154,7 +158,7 @@ def overlay(
     inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))
     dots = (round(inches[0] * DPI), round(inches[1] * DPI))
     finite = np.isfinite(weights)
-    scale = Scale("weight", theme.weight, 0.0, float(np.max(weights, initial=0.0, where=finite)), 0.0)
+    scale = Scale(translate("weight", lang), theme.weight, 0.0, float(np.max(weights, initial=0.0, where=finite)), 0.0)
 
     # 1. Below the colours: the image, softened towards the paper, (dots high, dots wide, 3).
     paper = rgb(theme.paper)
@@ -176,9 +180,9 @@ def overlay(
     name, low, ramp, top = scale.key()
     keys: list[Key] = [(name, low, _covered(np.linspace(0.0, 1.0, len(ramp)), under.mean((0, 1)), scale), top)]
     accent = DARK.signed[0] if dark else LIGHT.signed[2]
-    keys += [(rgb(accent), "the patch itself")] if box is not None else []
-    keys += [(rgb(theme.alarm), "NaN or infinite")] if not finite.all() else []
-    keys += [("hatched: the model did not see it",)] if unseen.any() else []
+    keys += [(rgb(accent), translate("the patch itself", lang))] if box is not None else []
+    keys += [(rgb(theme.alarm), translate("NaN or infinite", lang))] if not finite.all() else []
+    keys += [(translate("hatched: the model did not see it", lang),)] if unseen.any() else []
     keys += [(drawable(note),)] if note else []
     sheet = Sheet(inches, title, keys, theme)
     axes = sheet.canvas(MARGIN, sheet.top, inches)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
+from regard.locale import Lang, check_lang, translate
 from regard.masks.rules import numbers
 from regard.viz import colors
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, readable_on
@@ -122,6 +123,7 @@ def text_heat(
     sink: bool = True,
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """One row of attention as text: the more a word is looked at, the deeper the colour behind it.
 
@@ -141,20 +143,21 @@ def text_heat(
         sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
         title: above the figure.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: for arguments of a wrong kind.
         ValueError: for wrong sizes or values, and for NaN weights.
     """
     register_fonts()
-    row = _read(tokens, weights, query, sink)
+    row = _read(tokens, weights, query, sink, lang)
     if columns is not None and not 32 <= columns <= 200:
         raise ValueError(f"columns must be from 32 to 200 letters per line, got {columns}")
     if strongest < 0:
         raise ValueError(f"strongest must be at least 0, got {strongest}: so many words have their weight printed")
     theme = DARK if dark else LIGHT
     # From bare paper on, unlike a map: text in which every word is coloured is not read as text.
-    scale = Scale("weight", (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
+    scale = Scale(translate("weight", lang), (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
     layout = _fitted(row, columns, strongest)
     keys = [scale.key(), *_notes(row, layout)]
     sheet = Sheet((layout.height, layout.left + layout.width), title, keys, theme)
@@ -163,7 +166,13 @@ def text_heat(
 
 
 def text_heat_html(
-    tokens: Sequence[str], weights: Any, query: int | str | None = None, *, sink: bool = True, title: str | None = None
+    tokens: Sequence[str],
+    weights: Any,
+    query: int | str | None = None,
+    *,
+    sink: bool = True,
+    title: str | None = None,
+    lang: Lang = "en",
 ) -> str:
     """The same as HTML for a notebook: whole in itself, light or dark as the page is; a word says its weight on hover.
 
@@ -172,7 +181,7 @@ def text_heat_html(
 
     The arguments and errors are those of `text_heat`; it needs no matplotlib.
     """
-    row = _read(tokens, weights, query, sink)
+    row = _read(tokens, weights, query, sink, lang)
     runs, _ = next(_choices(row))
     parts, before = [], 0
     for run in [*runs, range(len(row.weights), len(row.weights))]:
@@ -181,9 +190,10 @@ def text_heat_html(
         parts += [_span(row, n) for n in run]
         before = run.stop
     body = f'<div style="line-height:2.1;max-width:72em;overflow-wrap:anywhere">{"".join(parts)}</div>'
-    foot = [colors.ramp("weight", "weight", "0", f"{row.high:.3g}")]
+    foot = [colors.ramp("weight", translate("weight", lang), "0", f"{row.high:.3g}")]
     foot += [escape(str(part)) for key in _notes(row, None) for part in key]
-    return colors.frame(body, foot, title, f"attention weights of {len(row.weights)} tokens")
+    says = translate("attention weights of {count} tokens", lang, count=len(row.weights))
+    return colors.frame(body, foot, title, says)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +205,7 @@ class _TextRow:
     query: int | None
     word: str  # of the query
     sink: bool
+    lang: Lang
 
     @property
     def high(self) -> float:
@@ -211,23 +222,26 @@ class _TextRow:
         if not hidden:
             return ""
         held = self.weights[hidden.start : hidden.stop].sum()
-        return f"… {len(hidden):,} token{'s' * (len(hidden) > 1)}, together {held:.2g} …"
+        if len(hidden) == 1:
+            return translate("… 1 token, {held:.2g} …", self.lang, held=held)
+        return translate("… {count:,} tokens, together {held:.2g} …", self.lang, count=len(hidden), held=held)
 
 
-def _read(tokens: Any, weights: Any, query: Any, sink: bool) -> _TextRow:
+def _read(tokens: Any, weights: Any, query: Any, sink: bool, lang: Lang) -> _TextRow:
+    check_lang(lang)
     weights = read_weights("weights", weights, "(keys,)")
     pieces = readable(read_tokens("tokens", tokens, len(weights), "weights"))
     if not sink and len(weights) == 1:
         raise ValueError("sink=False leaves token 0 out of the colours, but there is no other; leave it at True")
     if query is None or isinstance(query, str):
         word = "" if query is None else readable([query])[0].text
-        return _TextRow(pieces, weights, None, word, sink)
+        return _TextRow(pieces, weights, None, word, sink, lang)
     if isinstance(query, bool) or not isinstance(query, int | np.integer):
         raise TypeError(f"query must be an integer, got {type(query).__name__}: {query!r}")
     if not 0 <= query < len(weights):
         raise ValueError(f"query must be in 0…{len(weights) - 1}, as there are {len(weights)} tokens; got {query}")
     query = int(query)
-    return _TextRow(pieces, weights, query, pieces[query].text, sink)
+    return _TextRow(pieces, weights, query, pieces[query].text, sink, lang)
 
 
 def _choices(row: _TextRow) -> Iterator[tuple[list[range], bool]]:
@@ -255,13 +269,16 @@ def _notes(row: _TextRow, layout: _TextLayout | None) -> list[Key]:
     keys: list[Key] = []
     word = clip(row.word if layout is None else drawable(row.word), 24)
     if row.query is not None:
-        keys.append((f"outlined: the query “{word}” ({row.query})",))
+        text = "outlined: the query “{word}” ({index})"
+        keys.append((translate(text, row.lang, word=word, index=row.query),))
     elif word:
-        keys.append((f"the query: “{word}”",))
+        keys.append((translate("the query: “{word}”", row.lang, word=word),))
     if not row.sink:
-        keys.append((f"left out of the colours, hatched: token 0, of weight {row.weights[0]:.2g}",))
+        text = "left out of the colours, hatched: token 0, of weight {weight:.2g}"
+        keys.append((translate(text, row.lang, weight=float(row.weights[0])),))
     if layout is not None and len(layout.words) < len(row.weights):
-        keys.append((f"{len(layout.words):,} of {len(row.weights):,} tokens, around the strongest",))
+        text = "{shown:,} of {count:,} tokens, around the strongest"
+        keys.append((translate(text, row.lang, shown=len(layout.words), count=len(row.weights)),))
     return keys
 
 
@@ -382,7 +399,8 @@ def _span(row: _TextRow, n: int) -> str:
         style += ";" + colors.shade("weight", tenth - 1)
     if n == row.query:
         style += f";outline:2px solid {colors.INK}"
-    text = f'<span title="token {n}: {weight:.3g}" style="{style}">{escape(piece.text)}</span>'
+    said = translate("token {n}: {weight:.3g}", row.lang, n=n, weight=weight)
+    text = f'<span title="{said}" style="{style}">{escape(piece.text)}</span>'
     return f"{' ' * piece.space}{text}{'<br>' * piece.ends}"
 
 
@@ -399,6 +417,7 @@ def links(
     kind: LinksKind = "columns",
     title: str | None = None,
     dark: bool = False,
+    lang: Lang = "en",
 ) -> Figure:
     """Links between words: from each source, which looks, to its target, which is looked at.
 
@@ -419,12 +438,14 @@ def links(
             themselves, below it those that look ahead.
         title: above the figure.
         dark: for dark paper.
+        lang: of the figure's own words, "en" or "ko".
 
     Raises:
         TypeError: for arguments of a wrong kind.
         ValueError: for wrong sizes or values, no links, or links among more than 100 words.
     """
     register_fonts()
+    check_lang(lang)
     if kind not in get_args(LinksKind):
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(LinksKind)))}; got {kind!r}")
     if kind == "arcs" and key_tokens is not None:
@@ -438,9 +459,11 @@ def links(
         counts = f"{len(sources)} sources, {len(targets)} targets and {len(weights)} weights"
         raise ValueError(f"every link has one source, one target and one weight; got {counts}")
     theme = DARK if dark else LIGHT
-    drawing = _columns(queries, keys, sources, targets) if kind == "columns" else _arcs(queries, sources, targets)
-    scale = Scale("weight", theme.weight[2:], 0.0, float(weights.max()), hidden=nan)
-    count = f"{len(weights):,} link{'s' * (len(weights) > 1)}"
+    drawing = (
+        _columns(queries, keys, sources, targets, lang) if kind == "columns" else _arcs(queries, sources, targets, lang)
+    )
+    scale = Scale(translate("weight", lang), theme.weight[2:], 0.0, float(weights.max()), hidden=nan)
+    count = translate("1 link", lang) if len(weights) == 1 else translate("{n:,} links", lang, n=len(weights))
     entries: list[Key] = [scale.key(), (count,), *((note,) for note in drawing.notes)]
     sheet = Sheet(drawing.inches, title, entries, theme)
     _draw_links(sheet, drawing, weights, scale)
@@ -507,7 +530,9 @@ class _LinkDrawing:
     turned: bool = False
 
 
-def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+def _columns(
+    queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array, lang: Lang
+) -> _LinkDrawing:
     sides = [_entries(queries, sources), _entries(keys, targets)]
     most = max(map(len, sides))
     pitch, top = min(0.26, 17.0 / most), 0.3
@@ -523,11 +548,11 @@ def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, ta
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         a, b = places[0][source], places[1][target]
         curves.append([(left, a), (left + 0.45 * BETWEEN, a), (right - 0.45 * BETWEEN, b), (right, b)])
-    heads = [("looks from", left - 0.1), ("looks at", right + 0.1)]
+    heads = [(translate("looks from", lang), left - 0.1), (translate("looks at", lang), right + 0.1)]
     return _LinkDrawing((top + most * pitch, right + max(widths[1], 0.75)), words, curves, heads, [])
 
 
-def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array, lang: Lang) -> _LinkDrawing:
     entries = _entries(tokens, np.concatenate([sources, targets]))
     widths = [measure(entry.text, LINKED_WORD) for entry in entries]
     turned = sum(widths) + 0.16 * len(widths) > 15.0
@@ -552,8 +577,9 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawi
         else:
             y = base - height if b < a else base + height
             curves.append([(a, base), (a, y), (b, y), (b, base)])
-    notes = (["above: looks back, or at itself"] if above else []) + (["below: looks ahead"] if below else [])
-    notes.append("a dot: what is looked at")
+    notes = [translate("above: looks back, or at itself", lang)] if above else []
+    notes += [translate("below: looks ahead", lang)] if below else []
+    notes.append(translate("a dot: what is looked at", lang))
     return _LinkDrawing((above + band + below, float(ends[-1])), words, curves, [], notes, turned)
 
 

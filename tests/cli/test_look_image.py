@@ -21,7 +21,7 @@ from speaking_twins import bert
 from regard.cli import look_image
 from regard.cli.commands import LookOptions
 from regard.cli.inputs import is_image
-from regard.cli.look_image import plan_text, print_patches, print_strongest, title_in_korean
+from regard.cli.look_image import plan_text, print_patches, print_strongest
 from regard.cli.outputs import Terminal
 from regard.data.image_processing import (
     Crop,
@@ -176,22 +176,6 @@ def test_korean_says_the_same(run, photo, model):
     assert lines[2].endswith("정규화")
     assert lines[5] == "cls → 이미지   레이어 2, 헤드 1"
     assert set(re.findall(r"[^ ]+(?= \d\.\d{3})", lines[6])) == {"패치", "cls", "레지스터"}
-
-
-@pytest.mark.parametrize(
-    ("english", "korean"),
-    [
-        ("cls → the image", "cls → 이미지"),
-        ("all queries → image 1", "모든 쿼리 → 이미지 1"),
-        ("patch (1, 0) of image 2 → image 0", "이미지 2의 패치 (1, 0) → 이미지 0"),
-        ("image 13 → register 4", "이미지 13 → 레지스터 4"),
-        ("the image → latent (2, 3)", "이미지 → 잠재 토큰 (2, 3)"),
-        ("“the image” (4) → the image", "“the image” (4) → 이미지"),
-        ("“patch” (4) → the image", "“patch” (4) → 이미지"),
-    ],
-)
-def test_title_of_an_overlay_is_said_in_korean(english, korean):
-    assert title_in_korean(english) == korean
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_log_colours_run_by_powers():
     figure = map_with_marginals(np.array([[0.0, 1e-4, 1e-2, 1.0]]), scale="log")
     expected = (LIGHT.paper, LIGHT.weight[0], LIGHT.weight[4], LIGHT.weight[-1])
     assert [tuple(colour) for colour in colours(figure, 1, 4)[0]] == [close(colour) for colour in expected]
-    assert words(figure)[-6:] == ["weight per cell,", "log scale", "0.0001", "1", "exactly 0", "pooled"]
+    assert words(figure)[-6:] == ["weight per cell,", "log scale", "0.0001", "1", "exactly 0", "pooled cells"]
 
 
 def test_log_colours_end_at_a_millionth_of_the_largest_and_say_so():
@@ -391,8 +391,8 @@ def test_strip_of_nothing_finite_says_so():
         ((4, 8), {"rows": 512, "columns": 8}, "pooled, 128 × 1 tokens per cell"),
         ((4, 3), {"rows": 4, "columns": 7}, "pooled, 1 × 2–3 tokens per cell"),
         ((2, 2), {"rows": [0, 3, 5], "columns": [0, 1, 2]}, "pooled, 2–3 × 1 tokens per cell"),
-        ((4, 8), {}, "pooled"),
-        ((4, 8), {"rows": 512}, "pooled"),
+        ((4, 8), {}, "pooled cells"),
+        ((4, 8), {"rows": 512}, "pooled cells"),
         ((4, 8), {"rows": 4, "columns": 8}, "exact: a cell is one weight"),
         ((4, 8), {"exact": True}, "exact: a cell is one weight"),
         ((4, 8), {"rows": range(100, 104), "columns": 8}, "exact: a cell is one weight"),
