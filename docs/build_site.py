@@ -54,7 +54,7 @@ def documents() -> dict[str, str]:
 
 
 def rewritten(text: str, source: str, names: dict[str, str]) -> str:
-    """A document as the site needs it: links inside it, to files outside it as text, lists after a blank line.
+    """A document as the site needs it: links inside it, by the titles of the pages; to files outside it as text; lists after a blank line.
 
     Args:
         text: Markdown as GitHub reads it.
@@ -71,7 +71,8 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
             return ""  # to the other language: every page has a switch for that
         if target in names:
             page_name = names[target].replace(".ko.md", ".md") + (f"#{anchor}" if anchor else "")
-            return f"{match['image']}[{match['text']}]({page_name}){match['dot']}"
+            shown = _title(target) if match["text"].strip("`") in (path, target) else match["text"]
+            return f"{match['image']}[{shown}]({page_name}){match['dot']}"
         if target.startswith("docs/") and (ROOT / target).is_file():
             return f"{match['image']}[{match['text']}]({target.removeprefix('docs/')}){match['dot']}"
         if not (ROOT / target).exists():
@@ -87,6 +88,10 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
             parts[n] = LINK.sub(link, part)
             parts[n] = re.sub(r"^((?![-*>|#] |\d+\. | |$).+)\n(?=[-*] |1\. )", r"\1\n\n", parts[n], flags=re.MULTILINE)
     return "".join(parts)
+
+
+def _title(document: str) -> str:
+    return (ROOT / document).read_text("utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def with_english_anchors(korean: str, english: str) -> str:

@@ -353,7 +353,7 @@ compared = [
     ("정규화", *("앞" if block.norm_first else "뒤" for block in (text_block, first))),
     ("가중치", shape(head_weights), f"{first.attention.num_heads} × {len(tokens)} × {len(tokens)}"),
     ("출력", shape(hidden[-1][0]), shape(last[0])),
-    ("블록의 매개변수", count(text_block), count(first)),
+    ("블록의 파라미터", count(text_block), count(first)),
 ]
 print(tables.text(["", "BERT (MiniLM)", "ViT (B/16 크기)"], compared))
 
@@ -365,7 +365,7 @@ print(tables.text(["", "BERT (MiniLM)", "ViT (B/16 크기)"], compared))
 # ### 5.1 멀티헤드: 여러 시선
 #
 # 레이어 3의 헤드 12개에서 *it*은 각각 어디를 가장 많이 볼까요? 헤드를 나눠도 `W_Q`, `W_K`, `W_V`, `W_O`의 크기는 그대로이므로
-# 매개변수의 수는 같습니다.
+# 파라미터의 수는 같습니다.
 
 # %%
 all_heads = seen[layer].row(it)[0]
@@ -373,7 +373,7 @@ for number, one in enumerate(all_heads):
     best = int(one.argmax())
     print(f"헤드 {number:2}  it → {pieces[best]:7} {one[best]:.2f}   [CLS]를 빼면 {pieces[1 + int(one[1:].argmax())]}")
 for heads in (1, 12):
-    print(f"헤드 {heads:2}개: 매개변수 {count(regard.MultiHeadAttention(384, heads))}개")
+    print(f"헤드 {heads:2}개: 파라미터 {count(regard.MultiHeadAttention(384, heads))}개")
 
 # %% [markdown]
 # 많은 헤드가 [CLS]에 가중치를 모읍니다. 찾는 것이 없을 때 머무는 자리로 쓴다고 봅니다. [CLS]를 빼고 보면 헤드마다 보는 곳이
@@ -469,10 +469,10 @@ for name, kept in {"그대로": (True, True), "잔차 없음": (False, True), "�
 # 끌려갑니다. 정규화가 없으면 벡터가 블록마다 길어져서 마지막에는 정상일 때의 수백 배가 됩니다. 이 모델은 두 부품이 있는 상태로 학습되었으니
 # 빼면 나빠지는 것이 당연하지만, 무너지는 모양이 두 부품의 역할을 보여 줍니다.
 #
-# ### 5.4 인코더–디코더와 교차 어텐션
+# ### 5.4 인코더-디코더와 크로스 어텐션
 #
 # BERT와 ViT는 인코더만, GPT는 디코더만 있습니다. 번역이나 요약을 하는 2017년 Transformer, BART, T5에는 둘 다 있습니다. 디코더의
-# 블록에는 어텐션이 하나 더 있습니다. 쿼리는 디코더에서, 키와 값은 인코더에서 오는 교차 어텐션입니다. 작은 모델(가중치는 무작위)에
+# 블록에는 어텐션이 하나 더 있습니다. 쿼리는 디코더에서, 키와 값은 인코더에서 오는 크로스 어텐션입니다. 작은 모델(가중치는 무작위)에
 # 원문 7토큰과 번역문 4토큰을 넣고 가중치의 모양을 봅니다.
 
 # %%
@@ -486,7 +486,7 @@ for name in parts.names:
     print(f"{name:28}", tuple(parts[name].tile(slice(None), slice(None)).shape[-2:]))
 
 # %% [markdown]
-# 교차 어텐션은 정사각형이 아닙니다. 번역문의 4토큰이 원문의 7토큰을 봅니다.
+# 크로스 어텐션은 정사각형이 아닙니다. 번역문의 4토큰이 원문의 7토큰을 봅니다.
 #
 # ### 5.5 마스크: causal과 패딩
 #
@@ -553,9 +553,9 @@ for name, recipe, example in (
 #   BART의 [MASK] 하나는 토큰 여러 개를 가릴 수도 있고, 아무것도 가리지 않을 수도 있습니다. `[unused0]`은 T5의 `<extra_id_0>`에
 #   해당하는 표시입니다. MiniLM의 토크나이저에는 없어서 쓰지 않는 토큰을 빌렸습니다.
 #
-# ### 5.7 매개변수 공유와 효율적인 변형
+# ### 5.7 파라미터 공유와 효율적인 변형
 #
-# 두 가지가 비쌉니다. 매개변수, 그리고 길이의 제곱에 비례하는 가중치 행렬입니다. ALBERT는 매개변수를 줄입니다. 블록 하나를 모든
+# 두 가지가 비쌉니다. 파라미터, 그리고 길이의 제곱에 비례하는 가중치 행렬입니다. ALBERT는 파라미터를 줄입니다. 블록 하나를 모든
 # 층에서 다시 쓰고, 임베딩을 128차원으로 줄입니다. MiniLM과 같은 크기의 ALBERT를 만들어서 비교합시다.
 
 # %%
@@ -572,7 +572,7 @@ for name, built in (("BERT (MiniLM)", model), ("ALBERT", albert)):
 #
 # 나머지 넷은 가중치 행렬을 줄입니다. Longformer와 BigBird는 일부만 봅니다(희소). Linformer는 키 n개를 슬롯 k개로 줄이고(저랭크),
 # Performer는 지수 함수를 무작위 특징 m개로 어림해서 키를 한 번만 훑습니다(커널). 중간값에 필요한 메모리를 비교합니다. Longformer의
-# 창은 양쪽 256칸이고, 슬롯과 특징은 각각 256개입니다.
+# 윈도는 양쪽 256칸이고, 슬롯과 특징은 각각 256개입니다.
 
 # %%
 from regard.growth import GrowthSizes, growth
@@ -619,8 +619,8 @@ for features in (16, 64, 256, 1024):
 #
 # | 모델 | 이미지와 텍스트가 만나는 곳 |
 # |---|---|
-# | BLIP | 텍스트를 쓰는 디코더가 교차 어텐션으로 패치를 봄 |
-# | Flamingo | 패치를 몇 개의 벡터로 간추리고, 언어 모델 사이사이에 끼운 교차 어텐션으로 봄 |
+# | BLIP | 텍스트를 쓰는 디코더가 크로스 어텐션으로 패치를 봄 |
+# | Flamingo | 패치를 몇 개의 벡터로 간추리고, 언어 모델 사이사이에 끼운 크로스 어텐션으로 봄 |
 # | LLaVA | 패치를 투영해서 텍스트의 토큰 사이에 그대로 넣음 |
 #
 # 세 모델을 작게 만들어서(가중치는 무작위) 텍스트 5토큰과 패치 16개인 이미지를 넣습니다. 어텐션 가중치의 모양을 보면 구조가 드러납니다.
@@ -664,8 +664,8 @@ for name, (built, given) in calls.items():
         print(f"{name:9}{path:32}", tuple(parts[path].tile(slice(None), slice(None)).shape[-2:]))
 
 # %% [markdown]
-# BLIP의 (5, 17)은 텍스트 5토큰이 CLS와 패치 16개를 보는 교차 어텐션입니다. Flamingo는 먼저 이미지를 벡터 4개로 간추리고, 텍스트는 그
-# 4개만 봅니다(5, 4). LLaVA에는 교차 어텐션이 없습니다. 패치 16개와 텍스트 5토큰이 21토큰짜리 문장 하나가 됩니다.
+# BLIP의 (5, 17)은 텍스트 5토큰이 CLS와 패치 16개를 보는 크로스 어텐션입니다. Flamingo는 먼저 이미지를 벡터 4개로 간추리고, 텍스트는 그
+# 4개만 봅니다(5, 4). LLaVA에는 크로스 어텐션이 없습니다. 패치 16개와 텍스트 5토큰이 21토큰짜리 문장 하나가 됩니다.
 #
 # 소리도 마찬가지입니다. 소리를 주파수 × 시간의 스펙트로그램으로 바꾸면 채널이 하나인 이미지가 됩니다. 128 × 1024 스펙트로그램을 16 × 16으로
 # 자르면 토큰이 몇 개일까요?
@@ -706,9 +706,9 @@ answer = math.prod(vit.tower.grid(384, 384)) + 1
 # 행렬은 아홉 배쯤 커집니다.
 
 # %% [markdown] tags=["question"]
-# ### 문제 3. FFN의 매개변수
+# ### 문제 3. FFN의 파라미터
 #
-# BERT-base의 FFN은 768 → 3072 → 768입니다. 편향까지 더하면 매개변수는 몇 개일까요?
+# BERT-base의 FFN은 768 → 3072 → 768입니다. 편향까지 더하면 파라미터는 몇 개일까요?
 
 # %% tags=["answer"]
 from regard.nn.blocks import FeedForward
@@ -717,7 +717,7 @@ answer = sum(parameter.numel() for parameter in FeedForward(768, 3072, "gelu").p
 
 # %% [markdown] tags=["why"]
 # `W₁`이 768 × 3072, `b₁`이 3072, `W₂`가 3072 × 768, `b₂`가 768입니다. 모두 더하면 4,722,432개입니다. 어텐션의 행렬 네 개는
-# 4 × (768 × 768 + 768) = 2,362,368개이므로, 블록의 매개변수 가운데 3분의 2가 FFN에 있습니다.
+# 4 × (768 × 768 + 768) = 2,362,368개이므로, 블록의 파라미터 가운데 3분의 2가 FFN에 있습니다.
 
 # %% [markdown] tags=["question"]
 # ### 문제 4. 위치가 없는 BERT
@@ -735,9 +735,9 @@ answer = round(float(torch.cosine_similarity(left, right, dim=0)), 4)
 # 반올림 오차를 빼면 정확히 1입니다. 위치가 없으면 어텐션은 토큰의 순서를 알 방법이 없고, 평균은 순서를 따지지 않습니다. 두 문장은 같은 토큰의 묶음입니다.
 
 # %% [markdown] tags=["question"]
-# ### 문제 5. 교차 어텐션이 있는 모델
+# ### 문제 5. 크로스 어텐션이 있는 모델
 #
-# 교차 어텐션이 있는 모델을 모두 고르세요. 번호를 쉼표로 나눠 쓰면 됩니다.
+# 크로스 어텐션이 있는 모델을 모두 고르세요. 번호를 쉼표로 나눠 쓰면 됩니다.
 #
 # 1. BERT
 # 2. GPT-2
@@ -755,11 +755,11 @@ for number, built in enumerate([model, gpt2, t5, vit, blip, llava], 1):
         answer.add(number)
 
 # %% [markdown] tags=["why"]
-# T5의 디코더는 인코더를, BLIP의 디코더는 이미지를 교차 어텐션으로 봅니다. BERT와 ViT는 인코더만, GPT-2는 디코더만 있으므로 자기 입력만
-# 봅니다. LLaVA는 이미지의 패치를 텍스트 사이에 넣으므로 교차 어텐션이 필요 없습니다. 위의 코드는 모델마다 교차 어텐션 층이 있는지 찾습니다.
+# T5의 디코더는 인코더를, BLIP의 디코더는 이미지를 크로스 어텐션으로 봅니다. BERT와 ViT는 인코더만, GPT-2는 디코더만 있으므로 자기 입력만
+# 봅니다. LLaVA는 이미지의 패치를 텍스트 사이에 넣으므로 크로스 어텐션이 필요 없습니다. 위의 코드는 모델마다 크로스 어텐션 층이 있는지 찾습니다.
 
 # %% [markdown] tags=["question"]
-# ### 문제 6. 창 안의 칸
+# ### 문제 6. 윈도 안의 칸
 #
 # 토큰이 10개이고 양쪽으로 두 칸까지만 봅니다(`masks.window(2, 2)`). 가중치 행렬의 100칸 가운데 보는 칸은 몇 개일까요?
 

@@ -254,13 +254,13 @@ for layer in range(6):
 # 레이어 2에서 단어 하나의 값을 바꾸는 것만으로 *wide* 문장의 값이 됩니다. 차이는 여기를 지납니다. 이것은 **충분하다**는 뜻입니다. 꼭
 # **필요한지**는 거꾸로 해 봐야 압니다(문제 5). 두 문장에 공통된 것은 아무리 중요해도 이 방법으로는 보이지 않습니다.
 #
-# ## 8. 실행하지 않고 짐작하기: 기울기와 rollout
+# ## 8. 실행하지 않고 짐작하기: 기울기와 롤아웃
 #
 # 연결마다 모델을 실행하는 것이 부담스러우면 짐작하는 방법도 있습니다. 둘을 실제로 잰 효과와 견줘 봅시다.
 #
 # - **기울기 × 가중치**: 순전파와 역전파 한 번으로 모든 연결의 효과를 직선으로 어림합니다. `scan(method="gradient")`가 이 값에, 가린 뒤
 #   남은 가중치가 커지는 것까지 넣어서 계산합니다.
-# - **rollout**: 모든 레이어의 가중치 행렬을 곱합니다. 값 벡터도 MLP도 보지 않습니다.
+# - **롤아웃**: 모든 레이어의 가중치 행렬을 곱합니다. 값 벡터도 MLP도 보지 않습니다.
 #
 # 먼저 *it* → *animal* 연결 72개입니다.
 
@@ -284,17 +284,17 @@ hidden = np.array([moved(edited(edits.knock_out(queries=it, keys=key))) for key 
 rollout = seen.rollout("it").scores[0].numpy()
 mean = rows.mean((0, 1))
 gradient = np.abs(edges.values.numpy()).sum((0, 1))
-print("단어       rollout  평균 가중치  잰 효과")
+print("단어       롤아웃  평균 가중치  잰 효과")
 for key in hidden.argsort()[::-1][:6]:
     print(f"{words[key]:10} {rollout[key]:7.3f} {mean[key]:12.3f} {hidden[key]:8.3f}")
 print(f"\n[SEP]      {rollout[-1]:7.3f} {mean[-1]:12.3f} {hidden[-1]:8.3f}")
-for name, score in {"rollout": rollout, "평균 가중치": mean, "기울기": gradient}.items():
+for name, score in {"롤아웃": rollout, "평균 가중치": mean, "기울기": gradient}.items():
     print(f"잰 효과와의 순위 상관  {spearman(score, hidden):.2f}  {name}")
 
 # %% [markdown]
-# rollout은 [CLS]에 *animal*의 스무 배가 넘는 점수를 줍니다. 실제로는 *animal*을 가렸을 때 더 많이 움직입니다. 둘째로 높은 점수를 받은
-# [SEP]은 거의 아무 일도 하지 않습니다. rollout은 값 벡터를 보지 않으므로, 가중치를 많이 받기만 하고 넘겨주는 것은 적은 토큰을 가려내지
-# 못합니다. 그래서 regard는 rollout을 출력할 때 heuristic(경험적 지표)이라고 적습니다. 기울기는 3절의 메트릭으로 구했는데도 0.87입니다.
+# 롤아웃은 [CLS]에 *animal*의 스무 배가 넘는 점수를 줍니다. 실제로는 *animal*을 가렸을 때 더 많이 움직입니다. 둘째로 높은 점수를 받은
+# [SEP]은 거의 아무 일도 하지 않습니다. 롤아웃은 값 벡터를 보지 않으므로, 가중치를 많이 받기만 하고 넘겨주는 것은 적은 토큰을 가려내지
+# 못합니다. 그래서 regard는 롤아웃을 출력할 때 heuristic(경험적 지표)이라고 적습니다. 기울기는 3절의 메트릭으로 구했는데도 0.87입니다.
 #
 # ## 9. 설명은 얼마나 충실한가: faithful
 #
@@ -338,11 +338,11 @@ def choice(keep):
 
 
 helps = -edges.values.numpy().sum((0, 1))
-for name, score in {"rollout": rollout, "기울기 × 가중치": helps}.items():
+for name, score in {"롤아웃": rollout, "기울기 × 가중치": helps}.items():
     print(name, regard.faithful(choice, score, fixed=(0, it, 15), controls=9), "", sep="\n")
 
 # %% [markdown]
-# rollout은 무작위 점수보다 낫다고 할 수 없습니다. 기울기는 세 줄에서 무작위 점수 9개를 모두 이깁니다. 대조군이 9개이므로 p는 0.1보다
+# 롤아웃은 무작위 점수보다 낫다고 할 수 없습니다. 기울기는 세 줄에서 무작위 점수 9개를 모두 이깁니다. 대조군이 9개이므로 p는 0.1보다
 # 작아질 수 없습니다.
 #
 # 단어를 지운 문장도 모델이 학습 때 겪지 못한 입력이라는 점은 여기서도 같습니다. 무작위 점수도 똑같이 지우므로 두 열을 비교하세요.
@@ -356,7 +356,7 @@ for name, score in {"rollout": rollout, "기울기 × 가중치": helps}.items()
 # | p | 다른 자리와 비교한 순위 | 효과의 크기, 여러 문장에서의 유의성 |
 # | patch | 두 입력의 차이가 지나는 곳 | 두 입력에 공통된 것 |
 # | 기울기 | 효과의 순서, 빠르게 | 크게 바꿨을 때의 크기 |
-# | rollout | 가중치가 이어지는 길 | 효과 |
+# | 롤아웃 | 가중치가 이어지는 길 | 효과 |
 #
 # 터미널에서는 `regard effect`가 같은 실험을 합니다. 자세한 내용은 문서 "그 가중치가 원인일까?"에 있습니다.
 #
@@ -457,5 +457,5 @@ answer = int(np.argmax(back))
 answer = round(effects[0].value / float(np.mean(np.abs(effects[0].controls))))
 
 # %% [markdown] tags=["why"]
-# 0.1003 ÷ 0.003501은 약 29입니다. 다섯 배 더 센 (5, 11)은 약 41배입니다. 그러나 (5, 11)에서는 아무 단어나 가려도 세 배 더 움직입니다.
+# 0.1003 ÷ 0.003501은 약 29입니다. 효과가 다섯 배 가까이 큰 (5, 11)은 약 41배입니다. 그러나 (5, 11)에서는 아무 단어나 가려도 세 배 더 움직입니다.
 # 레이어가 다르면 척도도 다르기 때문에, 효과는 먼저 같은 자리의 대조군과 비교해야 합니다.

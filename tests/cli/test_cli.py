@@ -844,7 +844,10 @@ def test_tiles_are_drawn_and_counted(run):
 def test_mask_speaks_korean(run):
     out = run("mask", "causal", "--queries", "3", "--lang", "ko", "--figure", "a.svg")
     assert "쿼리 3개 × 키 3개\n" in out
-    assert "보이는 칸: 9 중 6 (66.7%)\n128 × 128 타일: 빈 것 0, 일부 1, 모두 보이는 것 0\n그림: a.svg\n" in out
+    assert (
+        "보이는 칸: 9칸 중 6칸 (66.7%)\n128 × 128 타일: 모두 가려짐 0개, 일부만 보임 1개, 모두 보임 0개\n그림: a.svg\n"
+        in out
+    )
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(37, 37), (131, 7), (5, 20011), (1009, 1013)])

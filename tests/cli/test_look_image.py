@@ -188,7 +188,7 @@ def test_korean_says_the_same(run, photo, model):
         ),
         (
             ImageTransforms((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Normalize(1 / 255, None, None), Pad((13, 17))),
-            "(긴 변은 최대 11) 짧은 변을 5에 맞춰 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
+            "짧은 변을 5에 맞추되 긴 변은 최대 11로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
             "13 × 17까지 0으로 채우기",
         ),
         (
