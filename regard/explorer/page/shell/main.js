@@ -40,10 +40,12 @@ class Page {
     this.element = element;
     this.source = source;
     this.owner = options.hash ?? false;
-    this.firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
+    const firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
     const said = this.owner ? fromHash(location.hash) : {};
     this.placed = saysPlace(said);
-    this.store = createStore({ lang: this.firstLang, ...said });
+    /** What the page opens with: on narrow screens the drawer would cover the text. */
+    this.opened = { lang: firstLang, drawer: !matchMedia("(max-width: 979px)").matches };
+    this.store = createStore({ ...this.opened, ...said });
     this.measured = { first: new Measurements(this.store, source), second: new Measurements(otherSide(this.store), source) };
     /** @type {SessionLine[]} */
     this.sessions = [];
@@ -299,7 +301,7 @@ class Page {
     if (has("lang") && this.element.dataset.state === "empty") this.showEmpty();
     if (!this.owner) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.store.get(), this.firstLang)}`), HASH_MS);
+    this.timer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.store.get(), this.opened)}`), HASH_MS);
   }
 
   /** What of the page follows the state: theme, words, bars. */
@@ -419,7 +421,7 @@ class Page {
       const { lang, theme, session: now } = this.store.get();
       const said = fromHash(location.hash);
       this.placed = saysPlace(said);
-      const { session, ...rest } = { ...FIRST, lang, theme, session: now, ...said };
+      const { session, ...rest } = { ...FIRST, ...this.opened, lang, theme, session: now, ...said };
       if (session !== now || this.overview === null) return void this.find(session, rest);
       this.store.set({ ...rest, ...within({ ...rest, session }, this.overview) });
     };
