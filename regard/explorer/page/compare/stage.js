@@ -180,7 +180,7 @@ function side(store, source, name, measured, baseline) {
   const label = () => {
     const { lang } = store.get();
     const which = name === "second" ? `, ${translate("Second", lang)}` : "";
-    ranked.setAttribute("aria-label", translate("Strongest links", lang) + which);
+    ranked.setAttribute("aria-label", translate("Worth a look", lang) + which);
     atlas.setAttribute("aria-label", translate("Heads", lang) + which);
     map.setAttribute("aria-label", translate("Map", lang) + which);
     const right = text.classList.contains("pane-image") ? translate("Image", lang) : translate("Text", lang);

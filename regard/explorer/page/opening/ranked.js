@@ -84,7 +84,7 @@ class RankedLinks {
     const chips = links.map((link, n) => make("li", {}, this.#chip(link, n, n === at, state.lang)));
     fill(
       this.element,
-      make("h2", {}, translate("Strongest links", state.lang)),
+      make("h2", {}, translate("Worth a look", state.lang)),
       make("ol", {}, ...chips),
       !this.answer?.complete && make("p", {}, translate("of some of its tokens, at even distances", state.lang)),
     );

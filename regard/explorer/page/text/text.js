@@ -72,6 +72,8 @@ class TextPane {
     /** @type {number | null} */
     this.token = store.get().window === null ? null : store.get().token; // a window that is given stays
     /** @type {number | null} */
+    this.key = null; // the key that was brought into sight
+    /** @type {number | null} */
     this.sought = null; // the word to scroll to
     this.error = "";
     this.ended = false;
@@ -210,8 +212,12 @@ class TextPane {
 
   /** When another word is chosen from elsewhere, the window goes to it. */
   #keepInSight() {
-    const { token, window } = this.store.get();
+    const { token, key, window } = this.store.get();
     const [[from, to], word] = [this.#window(), this.#wordOf(token)];
+    if (this.overview && key !== this.key) {
+      this.key = key;
+      if (token === this.token && this.#inWindow(key)) this.sought = key;
+    }
     const inSight = word === null || (word >= from && word < to);
     if (!this.overview || (token === this.token && (inSight || window !== null))) return; // an address may name no window
     this.token = token;
@@ -309,7 +315,7 @@ class TextPane {
       const to = this.words.spans.get(key);
       return from && to && weight > 0.01 ? [{ from, to, weight, place: scale.place(weight) }] : [];
     });
-    drawArcs(this.arcs, arcs, paper);
+    drawArcs(this.arcs, arcs, this.words.spans.values(), paper);
   }
 
   /**
