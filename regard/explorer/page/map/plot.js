@@ -309,12 +309,12 @@ function marginals(pen, shown, plot, width) {
   pen.fillStyle = paper.muted;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  pen.fillText(shown.names.received, plot.x - 5, above.y + BARS / 3);
+  pen.fillText(shown.names.received, plot.x - 5, above.y + BARS / 4);
   pen.textBaseline = "bottom";
   const wide = Math.max(BARS, pen.measureText(shown.names.entropy).width);
   pen.fillText(shown.names.entropy, Math.min(width - 2, beside.x + wide), plot.y - GAP);
   pen.fillStyle = paper.query;
-  pen.fillText(shown.sides.queries, plot.x - 5, plot.y - 1);
+  pen.fillText(shown.sides.queries, plot.x - 5, plot.y - 5);
   pen.fillStyle = paper.key;
   pen.textAlign = "left";
   pen.fillText(shown.sides.keys, plot.x, above.y - 2);

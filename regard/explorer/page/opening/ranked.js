@@ -100,16 +100,20 @@ class RankedLinks {
   #chip(link, n, chosen, lang) {
     const { layer, head, query, key, weight, words } = link;
     const effect = this.effects.get(link) ?? link.effect;
+    const alike = this.answer?.links.some((other) => other !== link && other.words.join(" ") === words.join(" "));
+    const place = (/** @type {number} */ at) => alike && make("span", { class: "chip-head" }, String(at));
     return make(
       "button",
       {
         ...{ type: "button", class: "chip", "aria-pressed": chosen, "data-link": n, "data-weight": weight },
         onclick: () => this.store.set({ layer, head, token: query, key }),
       },
-      make("bdi", { class: "said-query" }, words[0]),
+      make("bdi", { class: "chip-query" }, words[0]),
+      place(query),
       make("span", { class: "unseen" }, ` ${translate("looks at", lang)} `),
       make("span", { "aria-hidden": "true" }, "→"),
-      make("bdi", { class: "said-key" }, words[1]),
+      make("bdi", { class: "chip-key" }, words[1]),
+      place(key),
       make("b", {}, figure(weight)),
       make("span", { class: "chip-head", title: translate("layer {layer}, head {head}", lang, { layer, head }) }, `L${layer} H${head}`),
       effect !== null && make("span", { class: "chip-effect" }, translate("moves {effect}", lang, { effect: percent(effect) })),

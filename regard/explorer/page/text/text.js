@@ -244,7 +244,6 @@ class TextPane {
       ...{ token: this.#wordOf(state.token), key: state.key },
       ...{ held: this.held, sink: state.sink, scale, paper, lang: state.lang },
     });
-    if (this.words.bringIntoSight(this.sought, this.scroll)) this.sought = null;
     const [from, to] = window;
     const said = translate("words {from}–{to} of {all}", state.lang, { from, to: to - 1, all: this.#length });
     [this.place.textContent, this.place.hidden] = [said, to - from === this.#length];
@@ -258,6 +257,9 @@ class TextPane {
     const top = this.#top(state, row);
     for (const { key } of top) labels.have(key, key + 1);
     this.links.show(top, { key: state.key, lang: state.lang, scale, paper, name: (key) => this.#name(key) });
+    // Until the row is there, the list of its links is not, and takes no room from the words.
+    const settled = row?.token === state.token || !this.#hasRows;
+    if (this.words.bringIntoSight(this.sought, this.scroll) && settled) this.sought = null;
     this.#read(this.error, state);
   }
 

@@ -136,11 +136,11 @@ class Tour {
     this.at = at;
     if (STEPS[at].drawer) this.store.set({ drawer: true });
     else if (this.store.get().drawer !== this.drawer) this.store.set({ drawer: this.drawer });
+    this.on.focus({ preventScroll: true });
     await this.#write();
     const target = this.#target;
     if (target) reveal(target, this.element);
     this.#place();
-    this.on.focus({ preventScroll: true });
   }
 
   end() {
