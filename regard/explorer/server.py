@@ -34,7 +34,7 @@ from regard.session.protocol import (
     TokenRowsAnswer,
     TokensAnswer,
 )
-from regard.session.session import Session, open_file
+from regard.session.session import Session, open_file, writes_answers
 
 try:
     from fastapi import FastAPI, HTTPException, Query, Request, Response
@@ -95,12 +95,16 @@ class SessionJSON(TypedDict):
 
 
 class ModelJSON(TypedDict):
-    """One model. images: whether it takes images; null if unknown, as before a download."""
+    """One model.
+
+    images: whether it takes images; null if unknown, as before a download.  decoder: whether it is an encoder–decoder.
+    """
 
     id: str
     name: str
     default: bool
     images: bool | None
+    decoder: bool | None
 
 
 class SessionsAnswer(TypedDict):
@@ -418,7 +422,13 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         """The models for new texts and images."""
         return {
             "models": [
-                {"id": model.id, "name": model.name, "default": n == 0, "images": state.models.sees(model)}
+                {
+                    "id": model.id,
+                    "name": model.name,
+                    "default": n == 0,
+                    "images": state.models.sees(model),
+                    "decoder": writes_answers(model.where),
+                }
                 for n, model in enumerate(state.models.offered)
             ]
         }

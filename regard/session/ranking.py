@@ -166,7 +166,8 @@ def ranked_links(session: Session, count: int = 8) -> tuple[list[RankedLink], bo
     distances are searched.
     """
     if session.frames:
-        return _patch_links(session, count)
+        links, complete = session.patch_links
+        return links[:count], complete
     sizes = [layer.view.sizes for layer in session.layers if layer.rankable]
     if sum(heads * nq * nk for _, heads, nq, nk in sizes) <= FIRST_LOOK:
         return strongest(session, session.layers, count=count), True
@@ -176,7 +177,7 @@ def ranked_links(session: Session, count: int = 8) -> tuple[list[RankedLink], bo
     return list(best.values())[:count], False
 
 
-def _patch_links(session: Session, count: int) -> tuple[list[RankedLink], bool]:
+def patch_links(session: Session, count: int = 64) -> tuple[list[RankedLink], bool]:
     """The strongest links to patches, from patches, cls and words; ranked as words are, by distance in the grid."""
     layers = [layer for layer in session.layers if layer.sides is not None and layer.view.weights is not None]
     layers = [layer for layer in layers if layer.sides is not None and len(layer.sides.keys.indices("patch"))]
@@ -228,12 +229,15 @@ def _grid_cells(layer: Layer, layout: Layout) -> Tensor:
 def opening_of(session: Session) -> Opening | None:
     """Where a page of the session opens: its own `opening`, or else the strongest link; None if nothing is known.
 
-    With images it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
-    patch most beyond the patch's mean.
+    With images it is the strongest link to a patch. Where none stands out, it is the last layer that looks at one, and
+    cls or the last word, in the head where that token gives a patch most beyond the patch's mean.
     """
     if session.opening is not None:
         return session.opening
     if session.frames:
+        if session.patch_links[0]:
+            layer, head, token, key, _ = session.patch_links[0][0]
+            return {"layer": layer, "head": head, "token": token, "key": key}
         layer = last_that_looks(session)
         head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
         return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}

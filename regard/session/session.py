@@ -41,7 +41,7 @@ from regard.op import observe, unobserve
 from regard.session.default_models import FETCH, KOREAN, default_model, is_korean, name_of
 from regard.session.heads import HeadNumbers, Layer, Sink, head_numbers, layers_of, sinks_of
 from regard.session.protocol import LinkEffectJSON, Opening
-from regard.session.ranking import RankedLink, rank_heads
+from regard.session.ranking import RankedLink, patch_links, rank_heads
 from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
@@ -125,6 +125,11 @@ class Session:
     def ranked(self) -> dict[tuple[int, int], tuple[float, RankedLink]]:
         """(layer, head) → the strongest link between words and its score, computed once."""
         return rank_heads(self)
+
+    @cached_property
+    def patch_links(self) -> tuple[list[RankedLink], bool]:
+        """The strongest links to patches, and whether every link was searched; computed once."""
+        return patch_links(self)
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:
@@ -410,6 +415,26 @@ def takes_images(where: str) -> bool | None:
 
     None if the model is not on this machine, or if `regard.load` will refuse it.
     """
+    try:
+        if (config := _config_of(where)) is None:
+            return None
+        family = family_of(config)
+        return has_vision(empty(family, config, family.task_of(config.values.get("architectures"))))
+    except (OSError, ValueError):
+        return None
+
+
+def writes_answers(where: str) -> bool | None:
+    """Whether a model is an encoder–decoder, such as one that translates; `where` and None as in `takes_images`."""
+    try:
+        config = _config_of(where)
+        return None if config is None else config.values.get("is_encoder_decoder") is True
+    except (OSError, ValueError):
+        return None
+
+
+def _config_of(where: str) -> Config | None:
+    """The config of a model that is on this machine, else None."""
     directory = Path(os.path.expanduser(where))
     if not directory.is_dir():
         try:
@@ -423,12 +448,7 @@ def takes_images(where: str) -> bool | None:
         if not isinstance(file, str):
             return None
         directory = Path(file).parent
-    try:
-        config = Config.open(directory)
-        family = family_of(config)
-        return has_vision(empty(family, config, family.task_of(config.values.get("architectures"))))
-    except (OSError, ValueError):
-        return None
+    return Config.open(directory)
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,7 +142,7 @@ def test_answers_are_those_of_the_protocol(client, session, question):
 def test_sessions_and_models_are_listed(client):
     line = {"id": "1", "name": "toy", "text": None, "length": N, "image": None}
     assert client.get("/api/sessions").json() == {"sessions": [line]}
-    model = {"id": "0", "name": "tiny-bert", "default": True, "images": False}
+    model = {"id": "0", "name": "tiny-bert", "default": True, "images": False, "decoder": False}
     assert client.get("/api/models").json() == {"models": [model]}
 
 

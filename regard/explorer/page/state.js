@@ -210,13 +210,13 @@ function written(value) {
 /**
  * The hash of a state, without "#".
  * @param {State} state
- * @param {State["lang"]} lang  in which the page opens without a choice
+ * @param {Partial<State>} opened  what the page opens with, without a choice
  * @returns {string}
  */
-export function toHash(state, lang) {
+export function toHash(state, opened) {
   const hash = new URLSearchParams();
   const now = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ (state));
-  const first = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ ({ ...FIRST, lang }));
+  const first = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ ({ ...FIRST, ...opened }));
   for (const field of Object.keys(FIELDS)) {
     if (now[field] !== null && now[field] !== first[field]) hash.set(field, written(now[field]));
   }

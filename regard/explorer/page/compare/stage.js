@@ -4,6 +4,7 @@
 import { mount as mountAtlas } from "../atlas/atlas.js";
 import { mount as mountImage } from "../image/image.js";
 import { mount as mountMap } from "../map/map.js";
+import { mount as mountRanked } from "../opening/ranked.js";
 import { offerSaving } from "../share/saving.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
 import { titleOf } from "../shared/labels.js";
@@ -167,9 +168,11 @@ function side(store, source, name, measured, baseline) {
   const [atlas, map, text] = ["atlas", "map", "text"].map((kind) =>
     make("section", { class: `pane ${kind}`, "data-pane": kind }),
   );
-  const element = make("div", { class: "side", "data-side": name }, atlas, map, text);
+  const ranked = make("section", { class: "ranked" });
+  const element = make("div", { class: "side", "data-side": name }, ranked, atlas, map, text);
   /** @type {Mounted[]} */
   const panes = [
+    mountRanked(ranked, store, source, measured),
     mountAtlas(atlas, store, source, measured, { baseline }),
     mountMap(map, store, source),
     mountRight(text, store, source, () => label()),
@@ -177,6 +180,7 @@ function side(store, source, name, measured, baseline) {
   const label = () => {
     const { lang } = store.get();
     const which = name === "second" ? `, ${translate("Second", lang)}` : "";
+    ranked.setAttribute("aria-label", translate("Worth a look", lang) + which);
     atlas.setAttribute("aria-label", translate("Heads", lang) + which);
     map.setAttribute("aria-label", translate("Map", lang) + which);
     const right = text.classList.contains("pane-image") ? translate("Image", lang) : translate("Text", lang);

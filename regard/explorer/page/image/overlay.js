@@ -1,5 +1,5 @@
-// An image on its canvas: in grey, softened towards the paper, under the colours of patches; what the model did not see
-// is hatched; the query and the key are framed.
+// An image on its canvas: in its colours, softened towards the paper, under the colours of patches; what the model did
+// not see is hatched; the query and the key are framed.
 
 import { clean, drawCrossed, drawFrame, drawHatching } from "../shared/canvas.js";
 import { stepAt } from "../shared/colours.js";
@@ -27,8 +27,8 @@ import { stepAt } from "../shared/colours.js";
  * @property {Paper} paper
  */
 
-/** How much is seen of the image where it is bare, and of the colour of the largest weight, as in the figures. */
-const SOFT = 0.6;
+/** How much is seen of the image where it is bare, and of the colour of the largest weight. */
+const SOFT = 0.72;
 const COVER = 0.92;
 const MARGIN = 6; // around the image, for the frames of patches at its edge
 /** The shorter side is no shorter than 0.3 inches, as in the figures; where it would be, patches become as large as this. */
@@ -42,7 +42,7 @@ export class ImageOverlay {
     /** @type {Box} */
     this.plot = { x: 0, y: 0, width: 1, height: 1 };
     /** @type {{of: string, bitmap: HTMLCanvasElement, image: HTMLImageElement} | null} */
-    this.grey = null;
+    this.soft = null;
   }
 
   /**
@@ -88,9 +88,9 @@ export class ImageOverlay {
     const { x, y, width, height } = this.plot;
     const size = [Math.max(1, Math.round(width * devicePixelRatio)), Math.max(1, Math.round(height * devicePixelRatio))];
     const of = `${size} ${paper.paper}`;
-    if (this.grey?.of !== of || this.grey.image !== image)
-      this.grey = { of, image, bitmap: softGrey(image, size[0], size[1], paper.paper) };
-    pen.drawImage(this.grey.bitmap, x, y, width, height);
+    if (this.soft?.of !== of || this.soft.image !== image)
+      this.soft = { of, image, bitmap: softened(image, size[0], size[1], paper.paper) };
+    pen.drawImage(this.soft.bitmap, x, y, width, height);
   }
 
   /**
@@ -186,25 +186,20 @@ function fitting(shown, width, height) {
 }
 
 /**
- * The image in grey, softened towards the paper.
+ * The image, softened towards the paper, so that the colours of weights stand out on it.
  * @param {HTMLImageElement} image
  * @param {number} width
  * @param {number} height
- * @param {string} paper  as #rrggbb
+ * @param {string} paper
  */
-function softGrey(image, width, height, paper) {
+function softened(image, width, height, paper) {
   const bitmap = document.createElement("canvas");
   [bitmap.width, bitmap.height] = [width, height];
-  const pen = /** @type {Pen} */ (bitmap.getContext("2d", { willReadFrequently: true }));
+  const pen = /** @type {Pen} */ (bitmap.getContext("2d"));
   pen.imageSmoothingQuality = "high";
+  pen.fillStyle = paper;
+  pen.fillRect(0, 0, width, height);
+  pen.globalAlpha = SOFT;
   pen.drawImage(image, 0, 0, width, height);
-  const pixels = pen.getImageData(0, 0, width, height);
-  const under = [1, 3, 5].map((at) => Number.parseInt(paper.slice(at, at + 2), 16));
-  const { data } = pixels;
-  for (let i = 0; i < data.length; i += 4) {
-    const grey = 0.2126 * data[i] + 0.7152 * data[i + 1] + 0.0722 * data[i + 2];
-    for (let c = 0; c < 3; c++) data[i + c] = SOFT * grey + (1 - SOFT) * under[c];
-  }
-  pen.putImageData(pixels, 0, 0);
   return bitmap;
 }

@@ -203,6 +203,7 @@ class MapPane {
       ...{ token: state.token, key: state.key, brush: this.brush },
       ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j) },
       // Of a window, received and entropy are not known: only of the first.
+      sides: { queries: translate("looks from ↓", lang), keys: translate("looks at →", lang) },
       names: this.part ? NO_NAMES : { received: translate("received", lang), entropy: translate("entropy", lang) },
     });
     if (broken === "all" && !this.error) this.#say(translate("weights are NaN: see regard doctor", lang));

@@ -41,12 +41,15 @@ import { scaleOf } from "../shared/colours.js";
  * @property {(index: number) => string} queryLabel
  * @property {(index: number) => string} keyLabel
  * @property {{received: string, entropy: string}} names  of the bars
+ * @property {{queries: string, keys: string}} sides  of the axes: "looks from ↓", "looks at →"
  */
 
 /** @typedef {"" | "some" | "all"} Broken  how many of some cells are NaN */
 /** @typedef {{plot: Box, queries: boolean, keys: boolean}} Layout  which axes have words */
 
 const BARS = 34;
+/** Height of the line above the bars, which names the keys' axis. */
+const NAME = 14;
 const GAP = 5;
 /** Cells are at most so many times wider than high, or higher than wide, to use the room there is. */
 const STRETCH = 1.5;
@@ -226,8 +229,9 @@ function place(pen, shown, width, height) {
  * @returns {Box}
  */
 function plotIn(pen, shown, width, height, left, bottom) {
-  const beside = Math.max(8 + pen.measureText(shown.names.received).width, left, 48);
-  const [right, top] = [BARS + 2 * GAP, BARS + 2 * GAP];
+  const names = [shown.names.received, shown.sides.queries].map((name) => 8 + pen.measureText(name).width);
+  const beside = Math.max(...names, left, 48);
+  const [right, top] = [BARS + 2 * GAP, NAME + BARS + 2 * GAP];
   let [wide, high] = [Math.max(20, width - beside - right), Math.max(20, height - top - bottom)];
   const ratio = span(shown.limits.cols) / span(shown.limits.rows);
   if (ratio > 0.4 && ratio < 2.5)
@@ -305,10 +309,15 @@ function marginals(pen, shown, plot, width) {
   pen.fillStyle = paper.muted;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  pen.fillText(shown.names.received, plot.x - 5, above.y + BARS / 2);
+  pen.fillText(shown.names.received, plot.x - 5, above.y + BARS / 4);
   pen.textBaseline = "bottom";
   const wide = Math.max(BARS, pen.measureText(shown.names.entropy).width);
   pen.fillText(shown.names.entropy, Math.min(width - 2, beside.x + wide), plot.y - GAP);
+  pen.fillStyle = paper.query;
+  pen.fillText(shown.sides.queries, plot.x - 5, plot.y - 5);
+  pen.fillStyle = paper.key;
+  pen.textAlign = "left";
+  pen.fillText(shown.sides.keys, plot.x, above.y - 2);
 }
 
 /**

@@ -21,7 +21,9 @@ const HIDDEN = /[\p{Cc}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\p{Bidi_Contr
 /** Of these, what shapes its neighbours: joiners between two of them, variants and tags after one. */
 const JOINERS = /[\u200c\u200d]/;
 const SHAPES = /[\ufe00-\ufe0f\u{e0020}-\u{e007f}]/u;
-const BYTES = /^(\\x[0-9a-f]{2})+$/i;
+/** Parts of characters, as byte-level vocabularies and those that fall back on bytes have them. */
+const BYTES = /^ ?((\\x[0-9a-f]{2})+|(<0x[0-9a-f]{2}>)+)$/i;
+const SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉";
 const LEADING = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ";
 const FINAL = "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ";
 
@@ -63,7 +65,29 @@ export class Labels {
    */
   short(index) {
     const label = this.raw(index);
-    return label === undefined || label === "" ? `#${index}` : this.piece(index).text;
+    if (label === undefined || label === "") return `#${index}`;
+    const made = this.#character(index);
+    return made ? made.text + (made.at > 0 ? SUBSCRIPTS[made.at + 1] : "") : this.piece(index).text;
+  }
+
+  /**
+   * The character that a token is a byte of, and which of its tokens this is; null where bytes make none.
+   * @param {number} index
+   */
+  #character(index) {
+    const parts = (/** @type {number} */ at) => bytesOf(this.raw(at) ?? "");
+    const goesOn = (/** @type {number} */ at) => (parts(at)[0] & 0xc0) === 0x80 && parts(at - 1).length > 0;
+    if (parts(index).length === 0) return null;
+    let [start, stop] = [index, index + 1];
+    while (goesOn(start)) start--;
+    while (goesOn(stop)) stop++;
+    if (stop - start < 2 || stop - start > 8) return null;
+    const bytes = Array.from({ length: stop - start }, (_, i) => parts(start + i)).flat();
+    try {
+      return { text: visibly(new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes))), at: index - start };
+    } catch {
+      return null;
+    }
   }
 
   /**
@@ -99,6 +123,11 @@ export class Labels {
    */
   piece(index) {
     const label = this.raw(index) ?? "";
+    const made = this.#character(index);
+    if (made) {
+      const text = made.at === 0 ? made.text : SUBSCRIPTS[made.at + 1]; // the bytes of one emoji: 🍕₂₃₄
+      return { index, text, joins: made.at > 0, breaks: false, kind: made.at === 0 ? "word" : "bytes", whole: text };
+    }
     const kind = kindOf(label);
     const bare = label.replace(/^(##|[▁Ġ ]+)/, "").replace(/[\r\n]+/g, "↵").replace(/\t/g, "⇥");
     const text = kind === "nothing" ? `#${index}` : bare === "" ? "␣" : visibly(lettersOf(cut(bare)));
@@ -159,13 +188,22 @@ function marksOf(labels) {
 }
 
 /**
+ * The bytes that a label names; none where it is text.
+ * @param {string} label
+ * @returns {number[]}
+ */
+function bytesOf(label) {
+  return BYTES.test(label) ? (label.match(/[0-9a-f]{2}/gi) ?? []).map((byte) => Number.parseInt(byte, 16)) : [];
+}
+
+/**
  * @param {string} label
  * @returns {PieceKind}
  */
 function kindOf(label) {
   if (label === "") return "nothing";
-  if (SPECIAL.test(label)) return "special";
-  return BYTES.test(label) ? "bytes" : "word";
+  if (BYTES.test(label)) return "bytes";
+  return SPECIAL.test(label) ? "special" : "word";
 }
 
 /**

@@ -22,8 +22,9 @@ const KEYS = [
  * The help window, in a language.
  * @param {HTMLDialogElement} dialog
  * @param {Lang} lang
+ * @param {(() => void) | null} tour  begins it; null where there is nothing to be shown around
  */
-export function drawHelp(dialog, lang) {
+export function drawHelp(dialog, lang, tour) {
   const lines = KEYS.flatMap(([keys, text]) => [
     make("dt", {}, ...keys.map((key) => make("kbd", {}, key))),
     make("dd", {}, translate(text, lang)),
@@ -35,6 +36,12 @@ export function drawHelp(dialog, lang) {
       {},
       make("h2", { id: "help-title" }, translate("Keys", lang)),
       make("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, translate("Close", lang)),
+    ),
+    tour && make(
+      "p",
+      { class: "line" },
+      make("button", { type: "button", "data-role": "tour", onclick: tour }, translate("Tour", lang)),
+      translate("five steps on what is open, from tokens to one weight", lang),
     ),
     make("dl", { class: "keys-help" }, ...lines),
     make(

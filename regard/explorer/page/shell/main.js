@@ -2,14 +2,16 @@
 
 import { mount as mountStage } from "../compare/stage.js";
 import { Measurements } from "../effects/effects.js";
-import { fill, make, segments } from "../shared/elements.js";
+import { placeOf } from "../opening/examples.js";
+import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { browserLanguage, message, translate } from "../shared/messages.js";
+import { isKnown, remember, startTour } from "../tour/tour.js";
 import { compared, createStore, FIRST, fromHash, otherSide, saysPlace, toHash } from "../state.js";
 import { mount as mountCard } from "./card.js";
 import { drawHeader } from "./header.js";
 import { drawHelp, listenToKeys } from "./help.js";
 import { listenToDrops, mount as mountChoose } from "./newsession.js";
-import { beside, fresh, suggested, within } from "./opening.js";
+import { beside, fresh, strongestPatch, suggested, within } from "./opening.js";
 
 /** @typedef {import("../source/source.js").Overview} Overview */
 /** @typedef {import("../source/source.js").SessionLine} SessionLine */
@@ -40,10 +42,12 @@ class Page {
     this.element = element;
     this.source = source;
     this.owner = options.hash ?? false;
-    this.firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
+    const firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
     const said = this.owner ? fromHash(location.hash) : {};
     this.placed = saysPlace(said);
-    this.store = createStore({ lang: this.firstLang, ...said });
+    /** What the page opens with: on narrow screens the drawer would cover the text. */
+    this.opened = { lang: firstLang, drawer: !matchMedia("(max-width: 979px)").matches };
+    this.store = createStore({ ...this.opened, ...said });
     this.measured = { first: new Measurements(this.store, source), second: new Measurements(otherSide(this.store), source) };
     /** @type {SessionLine[]} */
     this.sessions = [];
@@ -75,6 +79,8 @@ class Page {
     this.card = undefined;
     /** @type {(() => void)[]} */
     this.ends = [];
+    /** @type {(() => void) | undefined} */
+    this.endTour = undefined;
     element.classList.add("regard");
     fill(element, this.skip, this.bar, this.stage, this.aside, this.foot, this.help, this.window);
   }
@@ -141,6 +147,7 @@ class Page {
     if (this.panes.length === 0) this.build();
     this.dress();
     if (anew) await this.suggest();
+    if (anew) await this.suggestPatch();
   }
 
   /** Choose a token where none is, so that nobody begins with nothing: that of the head's strongest link of words. */
@@ -152,6 +159,18 @@ class Page {
     const best = suggested(overview, layer, links);
     const now = this.store.get();
     if (best && now.session === session && now.token === null) this.store.set({ token: best.query, key: best.key });
+  }
+
+  /** Of an image, choose the patch that the token looks at most, where no key is chosen. */
+  async suggestPatch() {
+    const { overview } = this;
+    const { session, layer, head, token, key } = this.store.get();
+    const shown = overview?.layers[layer];
+    if (!overview || session === null || token === null || key !== null || !shown?.layout || !shown.rows) return;
+    const row = await this.source.row(session, layer, head, token, 0, shown.keys);
+    const patch = strongestPatch(overview, layer, row.weights.data);
+    const now = this.store.get();
+    if (now.session === session && now.token === token && now.key === null) this.store.set({ key: patch });
   }
 
   build() {
@@ -176,6 +195,7 @@ class Page {
   }
 
   clear() {
+    this.endTour?.();
     for (const pane of this.panes) pane.destroy();
     this.panes = [];
     this.choosing = undefined;
@@ -193,7 +213,7 @@ class Page {
     );
     const alone = translate("This page carries its own data and reads no new texts. Run regard serve for that.", this.lang);
     if (!this.source.can.look) return fill(place, make("p", { class: "note" }, alone));
-    this.choosing = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
+    this.choosing = mountChoose(place, this.store, this.source, (session, example) => void this.arrived(session, example));
     this.panes = [this.choosing];
     this.dress();
   }
@@ -218,8 +238,9 @@ class Page {
   /**
    * A new session is there: as the first, or as the second while one is compared with it.
    * @param {string} session
+   * @param {import("../opening/examples.js").Example | null} [example]  that it reads, to be shown in the state that shows it
    */
-  async arrived(session) {
+  async arrived(session, example = null) {
     const second = this.wantSecond === true;
     this.wantSecond = false;
     this.window.close();
@@ -228,6 +249,7 @@ class Page {
       this.sessions = await this.source.sessions();
       if (second) await this.put(session);
       else await this.show(session, true);
+      if (example && !second) this.store.set(await placeOf(example, this.source, session));
       this.redrawStage?.();
       this.dress();
     } catch (error) {
@@ -262,7 +284,7 @@ class Page {
       place,
     );
     this.window.setAttribute("aria-labelledby", "choose-title");
-    const form = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
+    const form = mountChoose(place, this.store, this.source, (session, example) => void this.arrived(session, example));
     this.choosing = form;
     this.window.addEventListener("close", () => (form.destroy(), (this.choosing = undefined)), { once: true });
     this.window.showModal();
@@ -299,7 +321,7 @@ class Page {
     if (has("lang") && this.element.dataset.state === "empty") this.showEmpty();
     if (!this.owner) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.store.get(), this.firstLang)}`), HASH_MS);
+    this.timer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.store.get(), this.opened)}`), HASH_MS);
   }
 
   /** What of the page follows the state: theme, words, bars. */
@@ -337,7 +359,7 @@ class Page {
     this.dressDrawer(state);
     fill(this.skip, translate("Skip to the heads", lang));
     this.dressFoot();
-    if (this.help.open) drawHelp(this.help, lang);
+    if (this.help.open) this.openHelp();
   }
 
   /** What weights do not say; of a link that was measured, what it does. */
@@ -346,7 +368,45 @@ class Page {
     const missing = session === null ? null : (this.source.leftOut?.(session, lang) ?? null);
     const warning = translate("Weights say where a head reads from, not why the model answers as it does.", lang);
     const said = this.measured.first.sentence() ?? [warning];
-    fill(this.foot, make("span", { class: "warning" }, ...said), missing && make("span", { class: "missing" }, missing));
+    fill(
+      this.foot,
+      make("span", { class: "warning" }, ...said),
+      missing && make("span", { class: "missing" }, missing),
+      this.owner && this.source.can.look && this.panes.length > 0 && !isKnown() && this.#tourOffer(lang),
+    );
+  }
+
+  /**
+   * Offered on the page of a server until it was taken or declined; the help window has it at any time.
+   * @param {State["lang"]} lang
+   */
+  #tourOffer(lang) {
+    const decline = () => (remember(), this.dressFoot());
+    const label = translate("Do not offer the tour again", lang);
+    return make(
+      "span",
+      { class: "tour-offer" },
+      make(
+        "button",
+        { type: "button", class: "quiet", "data-role": "tour", onclick: () => this.tour() },
+        translate("New here? A tour in five steps", lang),
+      ),
+      make("button", { type: "button", class: "quiet", "aria-label": label, title: label, onclick: decline }, "✕"),
+    );
+  }
+
+  /** Begin the tour; afterwards the focus is where it was. */
+  tour() {
+    if (this.panes.length === 0) return;
+    this.help.close();
+    this.endTour?.();
+    const before = /** @type {HTMLElement | null} */ (focusedAround(this.element));
+    remember();
+    this.dressFoot();
+    this.endTour = startTour(this.element, this.store, this.source, () => {
+      this.endTour = undefined;
+      (before?.isConnected ? before : this.stage).focus();
+    });
   }
 
   /** @param {State} state */
@@ -364,7 +424,7 @@ class Page {
   }
 
   openHelp() {
-    drawHelp(this.help, this.lang);
+    drawHelp(this.help, this.lang, this.panes.length > 0 ? () => this.tour() : null);
     if (!this.help.open) this.help.showModal();
   }
 
@@ -419,7 +479,7 @@ class Page {
       const { lang, theme, session: now } = this.store.get();
       const said = fromHash(location.hash);
       this.placed = saysPlace(said);
-      const { session, ...rest } = { ...FIRST, lang, theme, session: now, ...said };
+      const { session, ...rest } = { ...FIRST, ...this.opened, lang, theme, session: now, ...said };
       if (session !== now || this.overview === null) return void this.find(session, rest);
       this.store.set({ ...rest, ...within({ ...rest, session }, this.overview) });
     };

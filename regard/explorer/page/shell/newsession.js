@@ -1,16 +1,16 @@
 // The form for a new session: a text or an image and the model that reads it, or a .regard file, typed, chosen or
 // dropped anywhere on the page. Shows how far the work is, and cancels it.
 
+import { drawExamples, exampleImage } from "../opening/examples.js";
 import { fill, make } from "../shared/elements.js";
 import { message, translate } from "../shared/messages.js";
 
 /** @typedef {import("../source/source.js").Source} Source */
 /** @typedef {import("../state.js").Store} Store */
 
-/** @typedef {(session: string) => void} Done */
+/** @typedef {import("../opening/examples.js").Example} Example */
+/** @typedef {(session: string, example?: Example | null) => void} Done */
 
-/** The sentence that the documents use. */
-const EXAMPLE = "The animal didn't cross the street because it was too tired.";
 const LOADING = message("Loading the model …");
 const EVERY_MS = 250; // between two questions about a job
 const MEGA = 1 << 20;
@@ -79,6 +79,9 @@ class Choosing {
     /** @type {File | null} */
     this.image = null;
     this.chosen = make("div", { class: "line chosen-image" });
+    this.examples = make("div", { class: "files" });
+    /** @type {Example | null} */
+    this.example = null; // that is read
     this.said = make("div", { class: "progress", role: "status", "aria-live": "polite" });
   }
 
@@ -106,6 +109,11 @@ class Choosing {
       ),
     );
     this.#drawFiles();
+    fill(
+      this.examples,
+      make("h3", {}, translate("Examples", lang)),
+      drawExamples(this.models, lang, (example, model) => void this.#readExample(example, model)),
+    );
   }
 
   /** Whether the chosen model may look at images: only one that is known not to does not. */
@@ -157,18 +165,9 @@ class Choosing {
         ),
       ),
       make("label", { class: "check" }, this.cut, translate("Cut a text that is longer than the model takes", lang)),
-      make(
-        "div",
-        { class: "line files" },
-        make(
-          "button",
-          { type: "button", "data-role": "example", onclick: () => this.#example() },
-          translate("Try the example", lang),
-        ),
-        make("span", { class: "example" }, EXAMPLE),
-      ),
       make("div", { class: "line" }, this.open, this.file, this.hint),
       this.said,
+      this.examples,
     );
     this.#drawImage();
   }
@@ -199,9 +198,13 @@ class Choosing {
     );
   }
 
-  /** Begin with what was given: the image, or else the text. */
-  async start() {
+  /**
+   * Begin with what was given: the image, or else the text.
+   * @param {Example | null} [example]  that this is
+   */
+  async start(example = null) {
     const { image } = this;
+    this.example = example;
     if (image === null) return this.look(this.text.value);
     await this.#job(
       message("Looking at the image …"),
@@ -209,11 +212,17 @@ class Choosing {
     );
   }
 
-  #example() {
-    this.image = null;
+  /**
+   * @param {Example} example
+   * @param {import("../source/source.js").ModelLine | null} model  that it needs; null where any does
+   */
+  async #readExample(example, model) {
+    if (model) this.model.value = model.id;
+    this.#drawFiles();
+    this.image = example.needs === "images" ? await exampleImage() : null;
     this.#drawImage();
-    this.text.value = EXAMPLE;
-    void this.look(EXAMPLE);
+    this.text.value = example.text;
+    await this.start(example);
   }
 
   /** @param {KeyboardEvent} event */
@@ -275,6 +284,7 @@ class Choosing {
    * @param {string} text
    */
   async look(text) {
+    if (text !== this.example?.text) this.example = null;
     if (!text.trim()) return this.#fail(translate("Type a text first.", this.lang));
     await this.#job(
       message("Reading the text …"),
@@ -309,7 +319,7 @@ class Choosing {
     for (;;) {
       const { state, session, error } = await this.source.look.poll(job);
       if (mine !== this.work) return;
-      if (state === "done" && session) return void (this.#end(mine) && this.done(session));
+      if (state === "done" && session) return void (this.#end(mine) && this.done(session, this.example));
       if (state === "failed") throw new Error(error ?? state);
       if (state === "cancelled") return void (this.#end(mine) && fill(this.said, translate("Cancelled.", this.lang)));
       this.#tell(state === "reading" ? reading : LOADING);

@@ -87,6 +87,11 @@ export class NotebookSource {
     return this.#ask("head", { layer, head, lang }, signal);
   }
 
+  /** @type {Source["ranked"]} */
+  ranked(session, signal) {
+    return this.#ask("ranked", { count: 8 }, signal);
+  }
+
   /** @type {Source["row"]} */
   row(session, layer, head, token, start, stop, signal) {
     return this.#ask("row", { layer, head, token, start, stop }, signal);

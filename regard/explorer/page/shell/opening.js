@@ -45,6 +45,19 @@ export function suggested({ labels, layers, rows, layouts = [] }, layer, links) 
 }
 
 /**
+ * The patch with the largest of a row's weights; null where no key is a patch, or nothing is known of them.
+ * @param {Overview} overview
+ * @param {number} layer
+ * @param {ArrayLike<number>} weights
+ * @returns {number | null}
+ */
+export function strongestPatch({ layers, layouts = [] }, layer, weights) {
+  const { kinds } = placedTokens(layouts[layers[layer].layout?.[1] ?? -1] ?? { runs: [], grids: [] });
+  return kinds.reduce((/** @type {number | null} */ best, kind, key) =>
+    kind === "patch" && weights[key] > (best === null ? 0 : weights[best]) ? key : best, null);
+}
+
+/**
  * A session that is newly looked at: nothing in it is chosen yet.
  * @param {string} session
  * @returns {{session: string, token: null, key: null, window: null, region: null}}

@@ -19,7 +19,7 @@ import { numbers, unpackAll } from "./arrays.js";
  * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
  *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
- *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
+ *   ranked?: import("./source.js").Ranked, effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
@@ -90,6 +90,11 @@ export class EmbeddedSource {
     if (heads[name] === undefined) throw new Error(`layer ${layer}, head ${head} is not in this page`);
     const answer = this.#once(`${session}/head/${name}`, () => heads[name]);
     return { ...answer, sentence: sentences[lang]?.[name] ?? answer.sentence };
+  }
+
+  /** @type {Source["ranked"]} */
+  async ranked(session) {
+    return this.#session(session).ranked ?? { links: [], complete: true, selected: null };
   }
 
   /** @type {Source["row"]} */

@@ -32,6 +32,11 @@ import { unpackAll } from "./arrays.js";
  */
 /** @typedef {{query: number, key: number, weight: number}} Link */
 /**
+ * A strong link in the head where it ranks highest. words: of the query and the key.  effect: measured, or null.
+ * @typedef {Link & {layer: number, head: number, words: string[], effect: number | null}} RankedLink
+ */
+/** complete: were all links searched?  selected: the one that the page opens on. @typedef {{links: RankedLink[], complete: boolean, selected: number | null}} Ranked */
+/**
  * @typedef {{layer: number, head: number, path: string, map: Numbers, how: string, received: Numbers | null,
  *   entropy: Numbers | null, numbers: Record<string, number | null>, patterns: Record<string, number>,
  *   label: string | null, sentence: string, links: Link[],
@@ -65,8 +70,8 @@ import { unpackAll } from "./arrays.js";
 /** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
- * images: does it look at them; null while nobody can tell.
- * @typedef {{id: string, name: string, default?: boolean, images?: boolean | null}} ModelLine
+ * images: does it look at them; null while nobody can tell.  decoder: is it an encoder–decoder?
+ * @typedef {{id: string, name: string, default?: boolean, images?: boolean | null, decoder?: boolean | null}} ModelLine
  */
 /**
  * @typedef {{state: "loading" | "reading" | "measuring" | "done" | "failed" | "cancelled", progress?: string,
@@ -83,6 +88,7 @@ import { unpackAll } from "./arrays.js";
  *   Promise<{start: number, labels: string[]}>} tokens
  * @property {(session: string, layer: number, head: number, lang: string, signal?: AbortSignal) =>
  *   Promise<HeadAnswer>} head
+ * @property {(session: string, signal?: AbortSignal) => Promise<Ranked>} ranked
  * @property {(session: string, layer: number, head: number, token: number, start: number, stop: number,
  *   signal?: AbortSignal) => Promise<Row>} row
  * @property {(session: string, layer: number, head: number, rows: number[], cols: number[], size?: number,
@@ -218,6 +224,11 @@ export class HttpSource {
   /** @type {Source["head"]} */
   head(session, layer, head, lang, signal) {
     return this.#ask(session, "head", { layer, head, lang }, signal);
+  }
+
+  /** @type {Source["ranked"]} */
+  ranked(session, signal) {
+    return this.#ask(session, "ranked", {}, signal);
   }
 
   /** @type {Source["row"]} */

@@ -100,7 +100,7 @@ export function hasNaN({ weights, how }) {
  * @param {import("../source/source.js").Row} row
  * @param {number} key
  */
-function weightOf(row, key) {
+export function weightOf(row, key) {
   const weight = row.weights.data[key - row.start];
   if (key >= row.start && key < row.stop && !(row.how === "strongest" && Number.isNaN(weight))) return weight;
   return row.top.find((link) => link.key === key)?.weight ?? null;
@@ -110,8 +110,10 @@ function weightOf(row, key) {
 
 /** @typedef {{from: HTMLElement, to: HTMLElement, weight: number, place: number}} Arc */
 
+/** A line of words: between its top and bottom an arc may pass at the gaps alone. @typedef {{top: number, bottom: number, gaps: number[]}} Line */
+
 /** Numbers are written on so many of the strongest arcs. */
-const NUMBERED = 5;
+const NUMBERED = 2;
 /** Pixels above the top of an arc that its number takes. */
 const NUMBER = 10;
 
@@ -119,14 +121,16 @@ const NUMBER = 10;
  * Draw these arcs, and no others.
  * @param {SVGSVGElement} svg  laid over the words
  * @param {Arc[]} arcs  strongest first
+ * @param {Iterable<HTMLElement>} pieces  of all words, which arcs do not cross
  * @param {import("../shared/colours.js").Paper} paper
  */
-export function drawArcs(svg, arcs, paper) {
+export function drawArcs(svg, arcs, pieces, paper) {
   const origin = svg.getBoundingClientRect();
+  const lines = arcs.length > 0 ? linesOf(pieces, origin) : [];
   /** @type {{x: number, y: number}[]} */
   const written = [];
   const drawn = arcs.map((arc, order) => {
-    const { path, apex } = courseOf(arc, origin);
+    const { path, apex } = courseOf(arc, origin, lines);
     const line = svgElement("path", { d: path, class: "arc", stroke: paper.ramp.css[Math.round(115 + 140 * arc.place)] });
     line.setAttribute("stroke-width", String(1 + 4 * arc.place));
     const free = written.every(({ x, y }) => Math.abs(x - apex.x) > 44 || Math.abs(y - apex.y) > 11);
@@ -147,25 +151,65 @@ export function arcsLayer() {
 }
 
 /**
- * The course of an arc, and where its number stands.
+ * The course of an arc, and where its number stands: over the words of one line; from line to line through the gaps
+ * between the words of those that lie between.
  * @param {Arc} arc
  * @param {DOMRect} origin
+ * @param {Line[]} lines
  */
-function courseOf({ from, to }, origin) {
+function courseOf({ from, to }, origin, lines) {
   const [start, end] = [edgesOf(from, origin), edgesOf(to, origin)];
   if (from === to) return loop({ x: start.x, y: start.top });
-  if (Math.abs(start.top - end.top) < 8) {
-    const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x), Math.max(8, start.top - NUMBER)); // not out of sight
+  const lineOf = (/** @type {Edges} */ { top, bottom }) =>
+    lines.findIndex((line) => line.top - 2 < (top + bottom) / 2 && (top + bottom) / 2 < line.bottom + 2);
+  const [first, last] = [lineOf(start), lineOf(end)];
+  if (first === last) {
+    const above = start.top - (lines[first - 1]?.bottom ?? 0) - NUMBER; // room up to the words before, or out of sight
+    const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x), Math.max(8, above));
     const [y, over] = [start.top, start.top - lift * 1.33];
     const path = `M${start.x} ${y} C${start.x} ${over} ${end.x} ${over} ${end.x} ${end.top}`;
     return { path, apex: { x: (start.x + end.x) / 2, y: y - lift - 3 } };
   }
-  // Between lines the arc runs from edge to edge that face each other, so that it crosses no word of its own lines.
-  const up = end.top < start.top;
-  const [y, at] = up ? [start.top, end.bottom] : [start.bottom, end.top];
-  const middle = (y + at) / 2;
-  const path = `M${start.x} ${y} C${start.x} ${middle} ${end.x} ${middle} ${end.x} ${at}`;
+  const up = last < first;
+  let [x, y] = [start.x, up ? start.top : start.bottom];
+  let path = `M${x} ${y}`;
+  const curve = (/** @type {number} */ toX, /** @type {number} */ toY) => {
+    path += ` C${x} ${(y + toY) / 2} ${toX} ${(y + toY) / 2} ${toX} ${toY}`;
+    [x, y] = [toX, toY];
+  };
+  const between = up ? lines.slice(last + 1, first).reverse() : lines.slice(first + 1, last);
+  between.forEach(({ top, bottom, gaps }, n) => {
+    const straight = x + (end.x - x) / (between.length - n + 1);
+    const gap = gaps.reduce((best, one) => (Math.abs(one - straight) < Math.abs(best - straight) ? one : best), gaps[0]);
+    curve(gap, up ? bottom : top);
+    y = up ? top : bottom;
+    path += ` V${y}`;
+  });
+  const at = up ? end.bottom : end.top;
+  curve(end.x, at);
   return { path, apex: { x: end.x, y: up ? at + 13 : at - 6 } };
+}
+
+/**
+ * The lines that words stand in, from top to bottom.
+ * @param {Iterable<HTMLElement>} pieces
+ * @param {DOMRect} origin
+ * @returns {Line[]}
+ */
+function linesOf(pieces, origin) {
+  /** @type {Edges[][]} */
+  const lines = [];
+  for (const piece of pieces) {
+    const edges = edgesOf(piece, origin);
+    const line = lines[lines.length - 1];
+    if (line && edges.top < line[0].bottom) line.push(edges);
+    else lines.push([edges]);
+  }
+  return lines.map((line) => {
+    const inner = line.slice(1).flatMap(({ left }, i) => (left - line[i].right > 1 ? [(left + line[i].right) / 2] : []));
+    const gaps = [line[0].left - 5, ...inner, line[line.length - 1].right + 5];
+    return { top: Math.min(...line.map(({ top }) => top)), bottom: Math.max(...line.map(({ bottom }) => bottom)), gaps };
+  });
 }
 
 /** @param {{x: number, y: number}} at */
@@ -173,11 +217,15 @@ function loop({ x, y }) {
   return { path: `M${x - 5} ${y} C${x - 14} ${y - 20} ${x + 14} ${y - 20} ${x + 5} ${y}`, apex: { x, y: y - 17 } };
 }
 
+/** @typedef {{x: number, left: number, right: number, top: number, bottom: number}} Edges */
+
 /**
  * @param {HTMLElement} word
  * @param {DOMRect} origin
+ * @returns {Edges}
  */
 function edgesOf(word, origin) {
   const box = word.getClientRects()[0] ?? word.getBoundingClientRect();
-  return { x: box.left + box.width / 2 - origin.left, top: box.top - origin.top - 1, bottom: box.bottom - origin.top + 1 };
+  const [left, right] = [box.left - origin.left, box.right - origin.left];
+  return { x: (left + right) / 2, left, right, top: box.top - origin.top - 1, bottom: box.bottom - origin.top + 1 };
 }

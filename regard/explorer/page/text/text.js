@@ -72,6 +72,8 @@ class TextPane {
     /** @type {number | null} */
     this.token = store.get().window === null ? null : store.get().token; // a window that is given stays
     /** @type {number | null} */
+    this.key = null; // the key that was brought into sight
+    /** @type {number | null} */
     this.sought = null; // the word to scroll to
     this.error = "";
     this.ended = false;
@@ -210,8 +212,12 @@ class TextPane {
 
   /** When another word is chosen from elsewhere, the window goes to it. */
   #keepInSight() {
-    const { token, window } = this.store.get();
+    const { token, key, window } = this.store.get();
     const [[from, to], word] = [this.#window(), this.#wordOf(token)];
+    if (this.overview && key !== this.key) {
+      this.key = key;
+      if (token === this.token && this.#inWindow(key)) this.sought = key;
+    }
     const inSight = word === null || (word >= from && word < to);
     if (!this.overview || (token === this.token && (inSight || window !== null))) return; // an address may name no window
     this.token = token;
@@ -238,7 +244,6 @@ class TextPane {
       ...{ token: this.#wordOf(state.token), key: state.key },
       ...{ held: this.held, sink: state.sink, scale, paper, lang: state.lang },
     });
-    if (this.words.bringIntoSight(this.sought, this.scroll)) this.sought = null;
     const [from, to] = window;
     const said = translate("words {from}–{to} of {all}", state.lang, { from, to: to - 1, all: this.#length });
     [this.place.textContent, this.place.hidden] = [said, to - from === this.#length];
@@ -252,6 +257,9 @@ class TextPane {
     const top = this.#top(state, row);
     for (const { key } of top) labels.have(key, key + 1);
     this.links.show(top, { key: state.key, lang: state.lang, scale, paper, name: (key) => this.#name(key) });
+    // Until the row is there, the list of its links is not, and takes no room from the words.
+    const settled = row?.token === state.token || !this.#hasRows;
+    if (this.words.bringIntoSight(this.sought, this.scroll) && settled) this.sought = null;
     this.#read(this.error, state);
   }
 
@@ -309,7 +317,7 @@ class TextPane {
       const to = this.words.spans.get(key);
       return from && to && weight > 0.01 ? [{ from, to, weight, place: scale.place(weight) }] : [];
     });
-    drawArcs(this.arcs, arcs, paper);
+    drawArcs(this.arcs, arcs, this.words.spans.values(), paper);
   }
 
   /**
