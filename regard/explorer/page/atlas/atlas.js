@@ -5,7 +5,7 @@ import { withEffects } from "../effects/effects.js";
 import { onDarkPaper, rampFor } from "../shared/colours.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { Naming } from "../shared/labels.js";
-import { figure, howText, message, translate, translateParts } from "../shared/messages.js";
+import { figure, translate, translateParts } from "../shared/messages.js";
 import { isAbort, latest } from "../source/source.js";
 import { compared } from "../state.js";
 import {
@@ -23,7 +23,8 @@ import {
   withLink,
 } from "./heads.js";
 import { difference, drawLegend, sequence } from "./legend.js";
-import { Pictures } from "./pictures.js";
+import { sorted, writeList } from "./list.js";
+import { captionOf, Pictures } from "./pictures.js";
 import { SearchError } from "./search.js";
 
 /** @typedef {import("../source/source.js").Overview} Overview */
@@ -32,7 +33,6 @@ import { SearchError } from "./search.js";
 /** @typedef {import("../state.js").Store} Store */
 /** @typedef {import("./heads.js").HeadLine} HeadLine */
 
-const LISTED = 500; // lines of the list: more would be slow, and nobody reads them
 const LARGEST = 44; // pixels of a cell
 const PICTURE = 24; // pixels of a cell from which a picture in it can be read
 const LARGEST_PICTURE = 80;
@@ -40,13 +40,6 @@ const SMALLEST = 5;
 const NUMBERED = 20; // pixels from which a cell has room for its number
 const STRIP = { number: 13, bare: 4, from: 34 }; // pixels below a picture: with a number from cells of this size
 const WIDTH = [8, 64]; // cells of a row, at least and at most
-
-/** @type {Record<import("./pictures.js").Reason, string>} */
-const REASONS = {
-  carried: message("This file does not carry the rows of every head: the maps stay. `regard serve` has all rows."),
-  long: message("The text is too long for the row of a word in every head: the maps stay."),
-  unknown: message("Exact rows are not known here: the maps stay."),
-};
 
 /**
  * Build the pane inside an element.
@@ -103,6 +96,8 @@ class Atlas {
     this.heads = [];
     /** @type {Map<string, HTMLElement>} */
     this.cells = new Map();
+    /** @type {((one: import("./list.js").Valued | undefined) => void) | undefined} */
+    this.pin = undefined;
     this.bar = make("div", { class: "pane-bar" });
     this.found = make("p", { class: "found", role: "status" });
     this.caption = make("p", { class: "atlas-caption" });
@@ -209,7 +204,7 @@ class Atlas {
     const { overview } = this;
     if (overview === null) return;
     this.drawn = this.plain;
-    this.cells.clear();
+    [this.cells, this.pin] = [new Map(), undefined];
     const state = this.store.get();
     fill(this.body, state.view === "grid" ? this.grid(state, overview) : make("div", { class: "atlas-lines" }));
     this.refresh();
@@ -227,9 +222,9 @@ class Atlas {
     this.paint(state, overview);
     this.fits = this.searched(state, overview);
     const lines = this.body.querySelector(".atlas-lines");
-    if (lines) fill(lines, this.list(state, this.fits));
+    if (lines) this.list(state, lines);
     else this.heads.forEach((head, i) => this.dressCell(head, this.values?.[i] ?? NaN));
-    this.body.firstElementChild?.classList.toggle("signed", Boolean(this.painting && this.painting.low < 0));
+    this.body.querySelector(".atlas-grid")?.classList.toggle("signed", Boolean(this.painting && this.painting.low < 0));
     this.mark(state);
     this.drawPictures();
   }
@@ -244,38 +239,31 @@ class Atlas {
 
   drawPictures() {
     this.describe();
+    this.pictures.canvas.setAttribute("aria-label", this.caption.textContent ?? "");
     if (this.sizes === null) return;
     const { fits } = this;
-    const dim = new Set(fits ? this.heads.filter((head) => !fits.has(head)).map((head) => `${head.layer}.${head.head}`) : []);
+    const bright = fits && new Set([...fits].map(({ layer, head }) => `${layer}.${head}`));
     const ramp = rampFor(onDarkPaper(this.body));
-    this.pictures.draw(this.sizes, ramp, this.store.get().sink, (layer, head) => !dim.has(`${layer}.${head}`));
+    this.pictures.draw(this.sizes, ramp, this.store.get().sink, (place) => bright?.has(place) ?? true);
   }
 
   /** What the cells show, in words. */
   describe() {
-    const { lang, layer, view } = this.store.get();
-    const { token, layers, reason, error } = this.pictures.shown;
-    if (view !== "grid") return fill(this.caption, translate("Sorted by {measure}", lang, { measure: measureName(this.measure ?? "", lang) }));
+    const state = this.store.get();
+    const { lang, layer, view } = state;
+    const measure = measureName(this.measure ?? "", lang);
+    if (view !== "grid") return fill(this.caption, translate("Sorted by {measure}", lang, { measure }));
     if (this.sizes === null) return fill(this.caption, translate("Layers ↓, heads →", lang));
-    if (reason) return fill(this.caption, translate(REASONS[reason], lang));
-    if (error) return fill(this.caption, translate("That did not work: {error}", lang, { error }));
-    const known = layers.filter((one) => one !== null);
-    const how = howText(known.every((one) => one.how === "exact") ? "exact" : "pooled", lang);
-    if (token === null) {
-      const images = known.some(({ image }) => image);
-      const words = images
-        ? translate("What each patch receives of all queries", lang)
-        : `${translate("Maps: looks from ↓, looks at →", lang)} · ${how}`;
-      return fill(this.caption, words);
-    }
-    const word = make("bdi", { class: "said-query" }, this.naming?.query(layer, token) ?? String(token));
-    const release = make(
-      "button",
-      { type: "button", class: "quiet", title: translate("Back to the maps", lang), "aria-label": translate("Back to the maps", lang), onclick: () => this.store.set({ pinned: false, hover: null }) },
-      "×",
+    const { shown } = this.pictures;
+    const back = translate("Back to the maps", lang);
+    const release = () => this.store.set({ pinned: false, hover: null });
+    fill(
+      this.caption,
+      ...captionOf(shown, shown.token === null ? "" : (this.naming?.query(layer, shown.token) ?? ""), lang),
+      shown.token !== null &&
+        state.hover === null &&
+        make("button", { type: "button", class: "quiet", title: back, "aria-label": back, onclick: release }, "×"),
     );
-    const pinned = this.store.get().pinned && this.store.get().hover === null;
-    fill(this.caption, ...translateParts("What {token} looks at, in every head", lang, { token: word }), ` · ${how}`, pinned && release);
   }
 
   /**
@@ -330,7 +318,8 @@ class Atlas {
       { value: "colour", label: "■", title: translate("The measure as colour of each cell", lang) },
     ];
     const had = this.choice.contains(focusedAround(this.choice));
-    const chosen = segments(translate("What a cell shows", lang), "cells", choices, this.sizes ? "thumbnails" : "colour", (value) =>
+    const shown = this.sizes ? "thumbnails" : "colour";
+    const chosen = segments(translate("What a cell shows", lang), "cells", choices, shown, (value) =>
       this.store.set({ cells: /** @type {State["cells"]} */ (value) }),
     );
     fill(this.choice, view === "grid" && this.pictures.any && chosen);
@@ -358,10 +347,13 @@ class Atlas {
       lang,
       this.measured.names(this.effects),
     );
-    const weight = measure === LINK && this.link && translate("Weight of {token} → {key} in each head, exact.", lang, this.names(this.link));
+    const weight =
+      measure === LINK &&
+      this.link &&
+      translate("Weight of {token} → {key} in each head, exact.", lang, this.names(this.link));
     drawLegend(this.legend, this.painting, effect || weight || about || measureAbout(measure, lang), lang);
-    const own = make("span", { class: "pictured-only" }, ` ${translate("Pictures: from 0 to each head's own maximum.", lang)}`);
-    this.legend.querySelector(".about")?.append(own);
+    const own = translate("Pictures: from 0 to each head's own maximum.", lang);
+    this.legend.querySelector(".about")?.append(make("span", { class: "pictured-only" }, ` ${own}`));
   }
 
   /**
@@ -418,16 +410,21 @@ class Atlas {
     const last = this.heads[this.heads.length - 1];
     if (part && "layer" in part && last) {
       const place = part.head === null ? `L${part.layer}` : headName(part.layer, part.head);
-      return [translate("There is no {place}; the last head is {last}.", lang, { place, last: headName(last.layer, last.head) })];
+      const values = { place, last: headName(last.layer, last.head) };
+      return [translate("There is no {place}; the last head is {last}.", lang, values)];
     }
     const best = closest(this.heads, part);
     if (best === null || part === undefined) return [translate("No head fits.", lang)];
     const { layer, head } = best.head;
-    const go = make("button", { type: "button", class: "quiet", onclick: () => this.store.set({ layer, head }) }, headName(layer, head));
-    const values = { value: figure(best.value), place: go };
+    const go = () => this.store.set({ layer, head });
+    const place = make("button", { type: "button", class: "quiet", onclick: go }, headName(layer, head));
+    const values = { value: figure(best.value), place };
     if ("pattern" in part) {
-      const pattern = measureName(part.pattern, lang);
-      return translateParts("No head gives “{pattern}” half of its attention; the highest mean weight is {value} in {place}.", lang, { ...values, pattern });
+      return translateParts(
+        "No head gives “{pattern}” half of its attention; the highest mean weight is {value} in {place}.",
+        lang,
+        { ...values, pattern: measureName(part.pattern, lang) },
+      );
     }
     const asked = { ...values, condition: "sign" in part ? `${part.name} ${part.sign} ${part.value}` : "" };
     return best.lowest
@@ -465,19 +462,9 @@ class Atlas {
       make("span", { class: "axis corner", role: "gridcell" }),
       ...top,
     );
-    return make(
-      "div",
-      {
-        class: "atlas-grid",
-        role: "grid",
-        "aria-label": translate("Heads: rows are layers, columns are heads. The arrow keys move.", lang),
-        "data-heads": most,
-        "data-layers": lines.length,
-      },
-      first,
-      this.pictures.canvas,
-      ...lines,
-    );
+    const label = translate("Heads: rows are layers, columns are heads. The arrow keys move.", lang);
+    const given = { class: "atlas-grid", role: "grid", "aria-label": label, "data-heads": most, "data-layers": lines.length };
+    return make("div", { class: "atlas-plane" }, this.pictures.canvas, make("div", given, first, ...lines));
   }
 
   /** @param {HeadLine} head */
@@ -519,54 +506,21 @@ class Atlas {
 
   /**
    * @param {State} state
-   * @param {Set<HeadLine> | null} fits
+   * @param {Element} element
    */
-  list({ lang, view }, fits) {
-    const { painting } = this;
-    const values = this.values ?? [];
-    const order = this.heads
-      .map((head, i) => ({ head, value: values[i] }))
-      .filter(({ head }) => !fits || fits.has(head));
-    const sign = view === "rising" ? -1 : 1;
-    order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : sign * (b.value - a.value)));
-    const parts = (/** @type {HeadLine} */ head, /** @type {number} */ value) => {
-      const share = painting && !painting.flat ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
-      return [
-        make("span", { class: "place" }, headName(head.layer, head.head)),
-        make("span", { class: "bar" }, make("i", { style: `width:${(100 * Math.max(0, share || 0)).toFixed(1)}%` })),
-        make("span", { class: "number" }, this.figure(head, value)),
-        make("span", { class: "kind" }, head.label ? measureName(head.label, lang) : ""),
-      ];
-    };
-    this.pin = () => {
-      const at = this.#selected();
-      return at < 0 ? [] : parts(this.heads[at], values[at]);
-    };
-    const lines = order.slice(0, LISTED).map(({ head, value }) => {
-      const line = make(
-        "button",
-        {
-          ...{
-            type: "button",
-            class: "atlas-line",
-            role: "option",
-            "data-layer": head.layer,
-            "data-head": head.head,
-            tabindex: -1,
-          },
-          onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-        },
-        ...parts(head, value),
-      );
-      this.cells.set(`${head.layer}.${head.head}`, line);
-      return line;
-    });
-    if (lines.length === 0) return make("p", { class: "note" }, translate("No head fits.", lang));
-    const more = order.length - lines.length;
-    const rest = more > 0 && make("p", { class: "note" }, translate("and {count} more", lang, { count: more }));
-    const label = translate("Sorted by {measure}", lang, { measure: measureName(this.measure ?? "", lang) });
-    const list = make("div", { class: "atlas-list", role: "listbox", "aria-label": label }, ...lines, rest);
-    return make("div", {}, make("div", { class: "pinned-line", title: translate("The chosen head", lang) }), list);
+  list({ lang, view }, element) {
+    const { fits, painting } = this;
+    if (!painting) return;
+    const order = sorted(this.heads.filter((head) => !fits || fits.has(head)).map((head) => this.#valued(head)), view === "rising");
+    const choose = (/** @type {HeadLine} */ { layer, head }) => this.store.set({ layer, head });
+    const { lines, pin } = writeList(element, order, { measure: this.measure ?? "", painting, lang, choose });
+    [this.cells, this.pin] = [lines, pin];
+  }
+
+  /** @param {HeadLine} head */
+  #valued(head) {
+    const value = this.values?.[this.heads.indexOf(head)] ?? NaN;
+    return { head, value, written: this.figure(head, value) };
   }
 
   /** Where the chosen head stands among all. */
@@ -600,8 +554,7 @@ class Atlas {
     }
     const cell = this.cells.get(`${layer}.${head}`);
     this.read(this.#selected());
-    const pinned = this.body.querySelector(".pinned-line");
-    if (pinned) fill(pinned, ...(this.pin?.() ?? []));
+    this.pin?.(this.#selected() < 0 ? undefined : this.#valued(this.heads[this.#selected()]));
     (cell ?? this.cells.values().next().value)?.setAttribute("tabindex", "0");
     if (!cell) return;
     cell.setAttribute("aria-selected", "true");
@@ -646,8 +599,9 @@ class Atlas {
     const { cells } = this.store.get();
     const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE : SMALLEST, 1.25);
     const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
-    const [cell, height] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
-    const strip = Math.min(cell, height) >= STRIP.from ? STRIP.number : STRIP.bare;
+    const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
+    const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
+    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 2) : room;
     this.sizes = pictured ? { cell, height, strip, heads } : null;
     grid.style.setProperty("--cell", `${cell}px`);
     grid.style.setProperty("--cell-height", `${height}px`);

@@ -1,6 +1,8 @@
 // The pictures in the atlas's cells, all on one canvas: each head's small map, or the row of one query in every head.
 
 import { clean } from "../shared/canvas.js";
+import { make } from "../shared/elements.js";
+import { howText, message, translate, translateParts } from "../shared/messages.js";
 import { NotCarried } from "../source/embedded.js";
 import { isAbort, latest } from "../source/source.js";
 
@@ -23,6 +25,33 @@ const LONG = 4096; // tokens from which a pointer must rest before rows are aske
 const REST_MS = 80;
 const DIM = 0.16; // of a head that does not fit the search
 
+/** @type {Record<Reason, string>} */
+const REASONS = {
+  carried: message("This file does not carry the rows of every head: the maps stay. `regard serve` has all rows."),
+  long: message("The text is too long for the row of a word in every head: the maps stay."),
+  unknown: message("Exact rows are not known here: the maps stay."),
+};
+
+/**
+ * What is shown, in words.
+ * @param {Shown} shown
+ * @param {string} name  of the token
+ * @param {string} lang
+ * @returns {(string | HTMLElement)[]}
+ */
+export function captionOf({ token, layers, reason, error }, name, lang) {
+  if (reason) return [translate(REASONS[reason], lang)];
+  if (error) return [translate("That did not work: {error}", lang, { error })];
+  const known = layers.filter((one) => one !== null);
+  const how = howText(known.every((one) => one.how === "exact") ? "exact" : "pooled", lang);
+  if (token !== null) {
+    const word = make("bdi", { class: "said-query" }, name);
+    return [...translateParts("What {token} looks at, in every head", lang, { token: word }), ` · ${how}`];
+  }
+  if (known.some(({ image }) => image)) return [translate("What each patch receives from all queries", lang)];
+  return [`${translate("Maps: looks from ↓, looks at →", lang)} · ${how}`];
+}
+
 export class Pictures {
   /**
    * @param {Source} source
@@ -33,7 +62,7 @@ export class Pictures {
     this.changed = changed;
     this.canvas = document.createElement("canvas");
     this.canvas.className = "atlas-pictures";
-    this.canvas.setAttribute("aria-hidden", "true");
+    this.canvas.setAttribute("role", "img");
     this.sheet = document.createElement("canvas");
     this.next = latest();
     /** @type {(Picture | null)[]} */
@@ -53,7 +82,9 @@ export class Pictures {
     this.overview = overview;
     [this.maps, this.asked] = [[], ""];
     const { layers } = await this.source.thumbnails(session, signal);
-    this.maps = layers.map((layer) => layer && picture(layer.levels, layer.images.map(({ levels }) => levels), layer.how));
+    const mapOf = (/** @type {import("../source/source.js").LayerThumbnails} */ { levels, images, how }) =>
+      picture(levels, images.map((one) => one.levels), how);
+    this.maps = layers.map((layer) => layer && mapOf(layer));
     this.#show(null);
   }
 
@@ -64,6 +95,12 @@ export class Pictures {
 
   get any() {
     return this.maps.some((map) => map !== null);
+  }
+
+  /** Height of the tallest image by its width; without images pictures fill their cells. */
+  get tallest() {
+    const known = this.maps.filter((map) => map !== null);
+    return Math.max(0, ...known.map(({ image, levels: { shape } }) => (image ? shape[1] / shape[2] : Infinity)));
   }
 
   /**
@@ -125,7 +162,7 @@ export class Pictures {
    * @param {Sizes} sizes
    * @param {import("../shared/colours.js").Ramp} ramp
    * @param {boolean} sink  whether the first key has a part in the colours
-   * @param {(layer: number, head: number) => boolean} fits
+   * @param {(place: string) => boolean} fits  "layer.head"
    */
   draw({ cell, height, strip, heads }, ramp, sink, fits) {
     const { layers, token } = this.shown;
@@ -140,7 +177,8 @@ export class Pictures {
     const pixels = new Uint32Array(image.data.buffer);
     const colours = paletteOf(ramp);
     layers.forEach((layer, l) => {
-      if (layer) write(pixels, layer, colours, { left: across, top: l * down, wide: image.width, sink: sink || layer.image });
+      const place = { left: across, top: l * down, wide: image.width };
+      if (layer) write(pixels, layer, colours, place, sink || layer.image);
     });
     /** @type {CanvasRenderingContext2D} */ (this.sheet.getContext("2d")).putImageData(image, 0, 0);
     const ratio = globalThis.devicePixelRatio || 1;
@@ -151,7 +189,7 @@ export class Pictures {
       pen.imageSmoothingEnabled = columns > box.width * ratio || rows > box.height * ratio; // else cells would be lost
       for (let h = 0; h < count; h++) {
         if (Number.isNaN(layer.levels.scale[h])) continue;
-        pen.globalAlpha = fits(l, h) ? 1 : DIM;
+        pen.globalAlpha = fits(`${l}.${h}`) ? 1 : DIM;
         const [x, y] = [h * cell + 1 + box.x, l * height + 1 + box.y];
         pen.drawImage(this.sheet, h * across, l * down, columns, rows, x, y, box.width, box.height);
       }
@@ -202,9 +240,10 @@ function paletteOf({ rgb }) {
  * @param {Uint32Array} pixels
  * @param {Picture} picture
  * @param {Uint32Array} colours
- * @param {{left: number, top: number, wide: number, sink: boolean}} place  left: from one head to the next
+ * @param {{left: number, top: number, wide: number}} place  left: from one head to the next
+ * @param {boolean} sink
  */
-function write(pixels, { levels: { shape, data } }, colours, { left, top, wide, sink }) {
+function write(pixels, { levels: { shape, data } }, colours, { left, top, wide }, sink) {
   const [heads, rows, columns] = shape;
   for (let h = 0; h < heads; h++) {
     let most = 255;
