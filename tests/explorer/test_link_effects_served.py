@@ -209,7 +209,7 @@ def test_labels_of_the_scatter_do_not_meet_and_the_nearest_dot_is_meant():
     dots.append({"layer": 1, "head": 0, "weight": 9, "effect": 9, "x": 315, "y": 20})
     found = ran("effects/pane.js", f"page.labels({json.dumps(dots)}, {{layer: 0, head: 1}}, new Set())")
     places = [(one["name"], one["anchor"]) for one in found]
-    assert places == [("L0H1", "middle"), ("L1H0", "end"), ("L0H0", "end"), ("L0H2", "start")]
+    assert places == [("L0 H1", "middle"), ("L1 H0", "end"), ("L0 H0", "end"), ("L0 H2", "start")]
     crowd = json.dumps([dot | {"x": 100, "y": 50} for dot in dots])
     assert len(ran("effects/pane.js", f"page.labels({crowd}, {{layer: 0, head: 1}}, new Set())")) == 3, (
         "of 4, at one place"

@@ -312,7 +312,7 @@ def test_heads_are_sorted_by_the_chosen_measure(page, site, session):
     page.locator("[data-choice=view] [data-value=list]").click()
     scores = torch.stack([numbers.patterns["induction"] for numbers in session.numbers])
     layer, head = divmod(int(scores.argmax()), 12)
-    expect(page.locator(".atlas-line .place").first).to_have_text(f"{layer}.{head}")
+    expect(page.locator(".atlas-line .place").first).to_have_text(f"L{layer} H{head}")
 
 
 # ------------------------------------------------------------------------------------------------------- long documents

@@ -33,6 +33,9 @@
  * @property {{rows: [number, number], cols: [number, number]} | null} region  cells shown in the map; null: all
  * @property {Other | null} compare
  * @property {"grid" | "list" | "rising"} view  how the atlas is laid out: as a grid, highest first, or lowest first
+ * @property {"auto" | "thumbnails" | "colour"} cells  what a cell of the atlas shows; auto: a thumbnail where it has room
+ * @property {{session: string | null, token: number} | null} hover  the query under the pointer, as its layer counts it
+ * @property {boolean} pinned  whether the atlas shows the chosen query in every head while nothing is pointed at
  * @property {string} find  the atlas's search
  * @property {boolean} drawer  whether the drawer is open
  */
@@ -46,7 +49,7 @@ export const FIRST = Object.freeze({
   head: 0,
   token: null,
   key: null,
-  measure: "entropy",
+  measure: "auto",
   scale: "linear",
   sink: true,
   lang: "en",
@@ -55,6 +58,9 @@ export const FIRST = Object.freeze({
   region: null,
   compare: null,
   view: "grid",
+  cells: "auto",
+  hover: null,
+  pinned: false,
   find: "",
   drawer: true,
 });
@@ -192,6 +198,7 @@ const FIELDS = {
   lang: oneOf("en", "ko"),
   theme: oneOf("auto", "light", "dark"),
   view: oneOf("grid", "list", "rising"),
+  cells: oneOf("auto", "thumbnails", "colour"),
   find: words,
   drawer: flag,
 };

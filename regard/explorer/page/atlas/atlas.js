@@ -1,14 +1,30 @@
-// The atlas: every head of the model as a coloured cell (layers × heads), or as a line of a list sorted by the measure;
-// a search dims what does not fit.
+// The atlas: every head of the model as a cell (layers × heads) with its picture and a strip in the colour of the measure,
+// or as a line of a list sorted by the measure; a search dims what does not fit.
 
 import { withEffects } from "../effects/effects.js";
-import { onDarkPaper } from "../shared/colours.js";
+import { onDarkPaper, rampFor } from "../shared/colours.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
-import { figure, translate } from "../shared/messages.js";
+import { Naming } from "../shared/labels.js";
+import { figure, translate, translateParts } from "../shared/messages.js";
 import { isAbort, latest } from "../source/source.js";
 import { compared } from "../state.js";
-import { EFFECT, fitting, headsOf, lessBaseline, measureAbout, measureName, measureOf, PLAIN } from "./heads.js";
+import {
+  closest,
+  EFFECT,
+  fitting,
+  headName,
+  headsOf,
+  lessBaseline,
+  LINK,
+  measureAbout,
+  measureName,
+  measureOf,
+  PLAIN,
+  withLink,
+} from "./heads.js";
 import { difference, drawLegend, sequence } from "./legend.js";
+import { sorted, writeList } from "./list.js";
+import { captionOf, Pictures } from "./pictures.js";
 import { SearchError } from "./search.js";
 
 /** @typedef {import("../source/source.js").Overview} Overview */
@@ -17,10 +33,13 @@ import { SearchError } from "./search.js";
 /** @typedef {import("../state.js").Store} Store */
 /** @typedef {import("./heads.js").HeadLine} HeadLine */
 
-const LISTED = 500; // lines of the list: more would be slow, and nobody reads them
 const LARGEST = 44; // pixels of a cell
+const PICTURE = 24; // pixels of a cell from which a picture in it can be read
+const LARGEST_PICTURE = 80;
 const SMALLEST = 5;
 const NUMBERED = 20; // pixels from which a cell has room for its number
+const STRIP = { number: 13, bare: 4, from: 34 }; // pixels below a picture: with a number from cells of this size
+const WIDTH = [8, 64]; // cells of a row, at least and at most
 
 /**
  * Build the pane inside an element.
@@ -41,6 +60,8 @@ export function mount(element, store, source, measured, options = {}) {
   const destroy = () => {
     off();
     deaf();
+    atlas.pictures.end();
+    atlas.nextLink();
     resized.disconnect();
     fill(element);
   };
@@ -61,26 +82,40 @@ class Atlas {
     this.measured = measured;
     this.baseline = baseline;
     this.next = latest();
+    this.nextLink = latest();
+    this.pictures = new Pictures(source, () => this.drawPictures());
+    /** @type {import("../source/source.js").LinkInHeads | null} */
+    this.link = null;
+    /** @type {import("./pictures.js").Sizes | null} */
+    this.sizes = null;
+    /** @type {Set<HeadLine> | null} */
+    this.fits = null;
     /** @type {Overview | null} */
     this.overview = null;
     /** @type {HeadLine[]} */
     this.heads = [];
     /** @type {Map<string, HTMLElement>} */
     this.cells = new Map();
+    /** @type {((one: import("./list.js").Valued | undefined) => void) | undefined} */
+    this.pin = undefined;
     this.bar = make("div", { class: "pane-bar" });
     this.found = make("p", { class: "found", role: "status" });
+    this.caption = make("p", { class: "atlas-caption" });
+    this.choice = make("div", { class: "atlas-choice" });
     this.body = make("div", { class: "atlas-body" });
     this.readout = make("p", { class: "readout" });
     this.legend = make("div", { class: "legend" });
     this.search = make("input", {
       ...{ type: "search", class: "atlas-search", spellcheck: "false", autocomplete: "off", "data-role": "search" },
       oninput: () => this.store.set({ find: this.search.value }),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && this.chooseBest(),
     });
     fill(
       element,
       this.bar,
       make("div", { class: "search-line" }, this.search),
       this.found,
+      make("div", { class: "atlas-line-above", "data-saving": "skip" }, this.caption, this.choice),
       this.body,
       this.legend,
       this.readout,
@@ -94,8 +129,11 @@ class Atlas {
   changed(state, changed) {
     const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
     if (has("session") || compared(state) !== this.compared) return void this.load();
-    if (has("measure", "lang", "theme", "view", "find")) this.draw();
+    if (has("measure", "lang", "theme", "view", "find", "cells")) this.draw();
     else if (has("layer", "head")) this.mark(state);
+    if (has("token", "key", "layer")) void this.askLink();
+    if (has("token", "layer", "hover", "pinned")) this.askRows();
+    if (has("sink")) this.drawPictures();
   }
 
   async load() {
@@ -103,10 +141,17 @@ class Atlas {
     this.compared = compared(this.store.get());
     if (session === null) return;
     try {
-      const [overview, before] = await Promise.all([this.source.overview(session, this.next()), this.baseline()]);
+      const signal = this.next();
+      const [overview, before] = await Promise.all([this.source.overview(session, signal), this.baseline()]);
+      if (this.plain !== overview) this.link = null;
       this.plain = overview;
       this.before = before;
+      this.naming = new Naming(this.source, session, overview, () => this.refresh());
       this.#take();
+      void this.askLink();
+      await this.pictures.load(session, overview, signal);
+      this.fit();
+      this.askRows();
     } catch (error) {
       if (isAbort(error)) return;
       fill(
@@ -125,26 +170,100 @@ class Atlas {
     if (this.plain && this.effects !== this.measured.latest) this.#take();
   }
 
+  /** Ask for the weight of the chosen link in every head. */
+  async askLink() {
+    const { session, token, key, layer } = this.store.get();
+    const signal = this.nextLink();
+    const chosen = session !== null && token !== null && key !== null;
+    const link = chosen ? this.source.linkInHeads(session, token, key, layer, signal) : Promise.resolve(null);
+    const answer = await link.catch((error) => (isAbort(error) ? undefined : null)); // null: not known in every head
+    if (signal.aborted || answer === undefined || answer === this.link) return;
+    this.link = answer;
+    this.#take();
+  }
+
   #take() {
     if (!this.plain) return;
+    const first = this.overview === null;
     this.effects = this.measured.latest;
-    this.overview = withEffects(this.plain, this.effects);
+    this.overview = withEffects(withLink(this.plain, this.link), this.effects);
     this.heads = headsOf(this.overview);
-    this.draw();
+    if (first || this.drawn !== this.plain) this.draw();
+    else this.refresh();
+  }
+
+  /** The measures of the chosen link that are there, the best first. */
+  #ofLink() {
+    const { token, key } = this.store.get();
+    if (this.before) return []; // the other session's link may be another one
+    const measured = this.effects?.heads && this.effects.token === token && this.effects.key === key;
+    return [...(measured ? [EFFECT] : []), ...(this.link ? [LINK] : [])];
   }
 
   draw() {
     const { overview } = this;
     if (overview === null) return;
+    this.drawn = this.plain;
+    [this.cells, this.pin] = [new Map(), undefined];
     const state = this.store.get();
-    this.measure = measureOf(overview, state.measure);
+    fill(this.body, state.view === "grid" ? this.grid(state, overview) : make("div", { class: "atlas-lines" }));
+    this.refresh();
+    this.fit();
+  }
+
+  /** Values, colours and words of what is drawn. */
+  refresh() {
+    const { overview } = this;
+    if (overview === null) return;
+    const state = this.store.get();
+    this.measure = measureOf(overview, state.measure, this.#ofLink());
+    if (this.body.parentElement) this.body.parentElement.dataset.measure = this.measure;
     this.drawBar(state, overview);
     this.paint(state, overview);
-    const fits = this.searched(state, overview);
-    this.cells.clear();
-    fill(this.body, state.view === "grid" ? this.grid(state, overview, fits) : this.list(state, fits));
-    this.fit();
+    this.fits = this.searched(state, overview);
+    const lines = this.body.querySelector(".atlas-lines");
+    if (lines) this.list(state, lines);
+    else this.heads.forEach((head, i) => this.dressCell(head, this.values?.[i] ?? NaN));
+    this.body.querySelector(".atlas-grid")?.classList.toggle("signed", Boolean(this.painting && this.painting.low < 0));
     this.mark(state);
+    this.drawPictures();
+  }
+
+  /** Ask for what the cells show: rows as wide as there is room for. */
+  askRows() {
+    const { sizes } = this;
+    if (sizes === null) return;
+    const room = Math.round((sizes.cell - 2) * (globalThis.devicePixelRatio || 1));
+    this.pictures.ask(this.store.get(), Math.max(WIDTH[0], Math.min(WIDTH[1], room)));
+  }
+
+  drawPictures() {
+    this.describe();
+    this.pictures.canvas.setAttribute("aria-label", this.caption.textContent ?? "");
+    if (this.sizes === null) return;
+    const { fits } = this;
+    const bright = fits && new Set([...fits].map(({ layer, head }) => `${layer}.${head}`));
+    const ramp = rampFor(onDarkPaper(this.body));
+    this.pictures.draw(this.sizes, ramp, this.store.get().sink, (place) => bright?.has(place) ?? true);
+  }
+
+  /** What the cells show, in words. */
+  describe() {
+    const state = this.store.get();
+    const { lang, layer, view } = state;
+    const measure = measureName(this.measure ?? "", lang);
+    if (view !== "grid") return fill(this.caption, translate("Sorted by {measure}", lang, { measure }));
+    if (this.sizes === null) return fill(this.caption, translate("Layers ↓, heads →", lang));
+    const { shown } = this.pictures;
+    const back = translate("Back to the maps", lang);
+    const release = () => this.store.set({ pinned: false, hover: null });
+    fill(
+      this.caption,
+      ...captionOf(shown, shown.token === null ? "" : (this.naming?.query(layer, shown.token) ?? ""), lang),
+      shown.token !== null &&
+        state.hover === null &&
+        make("button", { type: "button", class: "quiet", title: back, "aria-label": back, onclick: release }, "×"),
+    );
   }
 
   /**
@@ -153,6 +272,9 @@ class Atlas {
    */
   drawBar({ lang, view }, overview) {
     const names = Object.keys(overview.measures);
+    const key = [lang, view, this.measure, ...names, this.sizes !== null, this.pictures.any].join("/");
+    if (key === this.barred) return;
+    this.barred = key;
     const select = make(
       "select",
       {
@@ -181,10 +303,27 @@ class Atlas {
       this.store.set({ view: /** @type {State["view"]} */ (value) }),
     );
     fill(this.bar, make("h2", { "data-saving": "skip" }, translate("Heads", lang)), select, chosen);
+    this.drawChoice();
     if (had === "measure") select.focus();
     else if (had !== null) /** @type {HTMLElement | null} */ (chosen.querySelector("[aria-checked=true]"))?.focus();
     this.search.setAttribute("aria-label", translate("Search heads", lang));
-    this.search.placeholder = `${translate("Search heads", lang)}: induction > 0.4`;
+    this.search.placeholder = translate("previous word · induction > 0.4 · L3 H1", lang);
+  }
+
+  /** What a cell shows. */
+  drawChoice() {
+    const { lang, view } = this.store.get();
+    const choices = [
+      { value: "thumbnails", label: "▦", title: translate("A picture in each cell", lang) },
+      { value: "colour", label: "■", title: translate("The measure as colour of each cell", lang) },
+    ];
+    const had = this.choice.contains(focusedAround(this.choice));
+    const shown = this.sizes ? "thumbnails" : "colour";
+    const chosen = segments(translate("What a cell shows", lang), "cells", choices, shown, (value) =>
+      this.store.set({ cells: /** @type {State["cells"]} */ (value) }),
+    );
+    fill(this.choice, view === "grid" && this.pictures.any && chosen);
+    if (had) /** @type {HTMLElement | null} */ (chosen.querySelector("[aria-checked=true]"))?.focus();
   }
 
   /**
@@ -194,7 +333,8 @@ class Atlas {
   paint({ lang }, overview) {
     const measure = this.measure ?? "";
     const dark = onDarkPaper(this.body);
-    const before = measure === EFFECT ? null : this.before; // the other session's link may be another one
+    const ofLink = measure === EFFECT || measure === LINK;
+    const before = ofLink ? null : this.before; // the other session's link may be another one
     const less = before ? lessBaseline(this.heads, overview, before, measure) : null;
     this.impossible = Boolean(before) && less === null;
     this.values = less ?? this.heads.map(({ numbers }) => numbers[measure]);
@@ -207,7 +347,30 @@ class Atlas {
       lang,
       this.measured.names(this.effects),
     );
-    drawLegend(this.legend, this.painting, effect || about || measureAbout(measure, lang), lang);
+    const weight =
+      measure === LINK &&
+      this.link &&
+      translate("Weight of {token} → {key} in each head, exact.", lang, this.names(this.link));
+    drawLegend(this.legend, this.painting, effect || weight || about || measureAbout(measure, lang), lang);
+    const own = translate("Pictures: from 0 to each head's own maximum.", lang);
+    this.legend.querySelector(".about")?.append(make("span", { class: "pictured-only" }, ` ${own}`));
+  }
+
+  /**
+   * The words of a link.
+   * @param {{token: number, key: number, layer: number}} link
+   */
+  names({ token, key, layer }) {
+    return { token: `“${this.naming?.query(layer, token) ?? token}”`, key: `“${this.naming?.key(layer, key) ?? key}”` };
+  }
+
+  /** Choose the head that is best by the measure among those that fit the search. */
+  chooseBest() {
+    const { fits, values } = this;
+    if (!fits || fits.size === 0) return;
+    const value = (/** @type {HeadLine} */ head) => values?.[this.heads.indexOf(head)] ?? NaN;
+    const { layer, head } = [...fits].reduce((best, one) => (value(one) > value(best) ? one : best));
+    this.store.set({ layer, head });
   }
 
   /**
@@ -221,13 +384,8 @@ class Atlas {
     this.found.classList.remove("error");
     this.search.removeAttribute("aria-invalid");
     try {
-      const fits = fitting(this.heads, find, overview);
-      fill(
-        this.found,
-        find.trim()
-          ? translate("{count} of {all} {all|head|heads}", lang, { count: fits.size, all: this.heads.length })
-          : "",
-      );
+      const { fits, part } = fitting(this.heads, find, overview);
+      fill(this.found, ...(find.trim() ? this.foundWords(fits, part) : [""]));
       return find.trim() ? fits : null;
     } catch (error) {
       if (!(error instanceof SearchError)) throw error;
@@ -239,11 +397,46 @@ class Atlas {
   }
 
   /**
+   * What a search found; where it found nothing, what comes closest.
+   * @param {Set<HeadLine>} fits
+   * @param {import("./search.js").Part | undefined} part
+   */
+  foundWords(fits, part) {
+    const { lang } = this.store.get();
+    if (fits.size > 0) {
+      const count = translate("{count} of {all} {all|head|heads}", lang, { count: fits.size, all: this.heads.length });
+      return [part && "pattern" in part ? `${count} · ${measureName(part.pattern, lang)}` : count];
+    }
+    const last = this.heads[this.heads.length - 1];
+    if (part && "layer" in part && last) {
+      const place = part.head === null ? `L${part.layer}` : headName(part.layer, part.head);
+      const values = { place, last: headName(last.layer, last.head) };
+      return [translate("There is no {place}; the last head is {last}.", lang, values)];
+    }
+    const best = closest(this.heads, part);
+    if (best === null || part === undefined) return [translate("No head fits.", lang)];
+    const { layer, head } = best.head;
+    const go = () => this.store.set({ layer, head });
+    const place = make("button", { type: "button", class: "quiet", onclick: go }, headName(layer, head));
+    const values = { value: figure(best.value), place };
+    if ("pattern" in part) {
+      return translateParts(
+        "No head gives “{pattern}” half of its attention; the highest mean weight is {value} in {place}.",
+        lang,
+        { ...values, pattern: measureName(part.pattern, lang) },
+      );
+    }
+    const asked = { ...values, condition: "sign" in part ? `${part.name} ${part.sign} ${part.value}` : "" };
+    return best.lowest
+      ? translateParts("No head has {condition}; the lowest is {value} in {place}.", lang, asked)
+      : translateParts("No head has {condition}; the highest is {value} in {place}.", lang, asked);
+  }
+
+  /**
    * @param {State} state
    * @param {Overview} overview
-   * @param {Set<HeadLine> | null} fits
    */
-  grid({ lang }, overview, fits) {
+  grid({ lang }, overview) {
     const most = Math.max(1, ...overview.layers.map(({ heads }) => heads));
     const every = (/** @type {number} */ count) => (count > 16 ? 4 : 1); // numbers that fit beside each other
     const number = (/** @type {number} */ i, /** @type {number} */ count) => (i % every(count) ? "" : String(i));
@@ -260,9 +453,7 @@ class Atlas {
         { class: "axis", role: "rowheader", title: path, "aria-label": `${translate("layer", lang)} ${layer}` },
         number(layer, overview.layers.length),
       );
-      const cells = this.heads.flatMap((head, i) =>
-        head.layer === layer ? [this.cell(head, this.values?.[i] ?? NaN, fits)] : [],
-      );
+      const cells = this.heads.flatMap((head) => (head.layer === layer ? [this.cell(head)] : []));
       return make("div", { class: "atlas-row", role: "row" }, axis, ...cells);
     });
     const first = make(
@@ -271,105 +462,84 @@ class Atlas {
       make("span", { class: "axis corner", role: "gridcell" }),
       ...top,
     );
-    const signed = this.painting && this.painting.low < 0 ? " signed" : "";
-    return make(
-      "div",
-      {
-        class: `atlas-grid${signed}`,
-        role: "grid",
-        "aria-label": translate("Heads: rows are layers, columns are heads. The arrow keys move.", lang),
-        "data-heads": most,
-        "data-layers": lines.length,
-      },
-      first,
-      ...lines,
-    );
+    const label = translate("Heads: rows are layers, columns are heads. The arrow keys move.", lang);
+    const given = { class: "atlas-grid", role: "grid", "aria-label": label, "data-heads": most, "data-layers": lines.length };
+    return make("div", { class: "atlas-plane" }, this.pictures.canvas, make("div", given, first, ...lines));
   }
 
-  /**
-   * @param {HeadLine} head
-   * @param {number} value
-   * @param {Set<HeadLine> | null} fits
-   */
-  cell(head, value, fits) {
-    const { painting } = this;
-    const known = Number.isFinite(value) && painting;
-    const broken = head.broken.has(this.measure ?? "");
-    const colours = known ? `background:${painting.colour(value)};color:${painting.ink(value)}` : "";
-    const written = broken ? "NaN" : short(value);
+  /** @param {HeadLine} head */
+  cell({ layer, head }) {
+    const at = this.heads.findIndex((one) => one.layer === layer && one.head === head);
     const cell = make(
       "button",
       {
-        ...{
-          type: "button",
-          role: "gridcell",
-          class: `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`,
-          tabindex: -1,
-        },
-        ...{
-          style: colours,
-          "aria-label": this.told(head, written),
-          "data-layer": head.layer,
-          "data-head": head.head,
-        },
-        onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-        onpointerenter: () => fill(this.readout, this.told(head, this.figure(head, value))),
+        ...{ type: "button", role: "gridcell", class: "cell", tabindex: -1, "data-layer": layer, "data-head": head },
+        onclick: () => this.store.set({ layer, head }),
+        onpointerenter: () => this.read(at),
         onpointerleave: () => this.mark(this.store.get()),
       },
-      make("span", { "aria-hidden": "true" }, written),
+      make("span", { "aria-hidden": "true" }),
     );
-    this.cells.set(`${head.layer}.${head.head}`, cell);
+    this.cells.set(`${layer}.${head}`, cell);
     return cell;
   }
 
   /**
-   * @param {State} state
-   * @param {Set<HeadLine> | null} fits
+   * A cell's colour, number and name.
+   * @param {HeadLine} head
+   * @param {number} value
    */
-  list({ lang, view }, fits) {
-    const { painting } = this;
-    const values = this.values ?? [];
-    const order = this.heads
-      .map((head, i) => ({ head, value: values[i] }))
-      .filter(({ head }) => !fits || fits.has(head));
-    const sign = view === "rising" ? -1 : 1;
-    order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : sign * (b.value - a.value)));
-    const lines = order.slice(0, LISTED).map(({ head, value }) => {
-      const share = painting && !painting.flat ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
-      const line = make(
-        "button",
-        {
-          ...{
-            type: "button",
-            class: "atlas-line",
-            role: "option",
-            "data-layer": head.layer,
-            "data-head": head.head,
-            tabindex: -1,
-          },
-          onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-        },
-        make("span", { class: "place" }, `${head.layer}.${head.head}`),
-        make("span", { class: "bar" }, make("i", { style: `width:${(100 * Math.max(0, share || 0)).toFixed(1)}%` })),
-        make("span", { class: "number" }, this.figure(head, value)),
-        make("span", { class: "kind" }, head.label ? measureName(head.label, lang) : ""),
-      );
-      this.cells.set(`${head.layer}.${head.head}`, line);
-      return line;
-    });
-    if (lines.length === 0) return make("p", { class: "note" }, translate("No head fits.", lang));
-    const more = order.length - lines.length;
-    const rest = more > 0 && make("p", { class: "note" }, translate("and {count} more", lang, { count: more }));
-    return make(
-      "div",
-      {
-        class: "atlas-list",
-        role: "listbox",
-        "aria-label": translate("Sorted by {measure}", lang, { measure: measureName(this.measure ?? "", lang) }),
-      },
-      ...lines,
-      rest,
-    );
+  dressCell(head, value) {
+    const cell = this.cells.get(`${head.layer}.${head.head}`);
+    const { painting, fits } = this;
+    if (!cell) return;
+    const known = Number.isFinite(value) && painting;
+    const broken = head.broken.has(this.measure ?? "");
+    const written = broken ? "NaN" : short(value);
+    const name = this.told(head, this.figure(head, value));
+    cell.className = `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`;
+    cell.style.setProperty("--tint", known ? painting.colour(value) : "");
+    cell.style.setProperty("--tint-ink", known ? painting.ink(value) : "");
+    if (cell.title !== name) [cell.title, cell.ariaLabel] = [name, name];
+    if (cell.firstElementChild) cell.firstElementChild.textContent = written;
+  }
+
+  /**
+   * @param {State} state
+   * @param {Element} element
+   */
+  list({ lang, view }, element) {
+    const { fits, painting } = this;
+    if (!painting) return;
+    const order = sorted(this.heads.filter((head) => !fits || fits.has(head)).map((head) => this.#valued(head)), view === "rising");
+    const choose = (/** @type {HeadLine} */ { layer, head }) => this.store.set({ layer, head });
+    const { lines, pin } = writeList(element, order, { measure: this.measure ?? "", painting, lang, choose });
+    [this.cells, this.pin] = [lines, pin];
+  }
+
+  /** @param {HeadLine} head */
+  #valued(head) {
+    const value = this.values?.[this.heads.indexOf(head)] ?? NaN;
+    return { head, value, written: this.figure(head, value) };
+  }
+
+  /** Where the chosen head stands among all. */
+  #selected() {
+    const { layer, head } = this.store.get();
+    return this.heads.findIndex((one) => one.layer === layer && one.head === head);
+  }
+
+  /**
+   * A head's numbers, below the cells.
+   * @param {number} at
+   */
+  read(at) {
+    const { lang } = this.store.get();
+    const head = this.heads[at];
+    if (head === undefined) return fill(this.readout);
+    const kind = head.label ? ` · ${measureName(head.label, lang)}` : "";
+    const number = this.figure(head, this.values?.[at] ?? NaN);
+    fill(this.readout, `${headName(head.layer, head.head)} · ${measureName(this.measure ?? "", lang)} ${number}${kind}`);
   }
 
   /**
@@ -383,8 +553,8 @@ class Atlas {
       cell.setAttribute("tabindex", "-1");
     }
     const cell = this.cells.get(`${layer}.${head}`);
-    const at = this.heads.findIndex((one) => one.layer === layer && one.head === head);
-    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], this.figure(this.heads[at], this.values?.[at] ?? NaN)));
+    this.read(this.#selected());
+    this.pin?.(this.#selected() < 0 ? undefined : this.#valued(this.heads[this.#selected()]));
     (cell ?? this.cells.values().next().value)?.setAttribute("tabindex", "0");
     if (!cell) return;
     cell.setAttribute("aria-selected", "true");
@@ -395,7 +565,7 @@ class Atlas {
   /**
    * A head in words.
    * @param {HeadLine} head
-   * @param {string} number  its value: a cell says what stands on it, the line below it more
+   * @param {string} number  its value
    */
   told({ layer, head, label }, number) {
     const { lang } = this.store.get();
@@ -415,15 +585,33 @@ class Atlas {
   /** Make cells as large as the pane allows. */
   fit() {
     const grid = /** @type {HTMLElement | null} */ (this.body.querySelector(".atlas-grid"));
-    if (grid === null) return;
+    if (grid === null) {
+      this.sizes = null;
+      this.body.parentElement?.classList.remove("pictured");
+      return this.drawChoice();
+    }
     const [heads, layers] = [Number(grid.dataset.heads), Number(grid.dataset.layers)];
     const [wide, high] = [(this.body.clientWidth - 24) / heads, (this.body.clientHeight - 18) / layers];
-    const cell = Math.max(SMALLEST, Math.floor(Math.min(wide, 1.4 * Math.max(high, SMALLEST), LARGEST)));
-    const height = Math.max(SMALLEST, Math.floor(Math.min(high, 1.4 * cell, LARGEST)));
+    const size = (/** @type {number} */ most, /** @type {number} */ least, /** @type {number} */ longer) => {
+      const cell = Math.max(least, Math.floor(Math.min(wide, longer * Math.max(high, least), most)));
+      return [cell, Math.max(least, Math.floor(Math.min(high, longer * cell, most)))];
+    };
+    const { cells } = this.store.get();
+    const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE : SMALLEST, 1.25);
+    const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
+    const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
+    const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
+    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 2) : room;
+    this.sizes = pictured ? { cell, height, strip, heads } : null;
     grid.style.setProperty("--cell", `${cell}px`);
     grid.style.setProperty("--cell-height", `${height}px`);
-    grid.classList.toggle("numbered", cell >= NUMBERED && height >= 14);
+    grid.style.setProperty("--strip", `${strip}px`);
+    grid.classList.toggle("numbered", pictured ? strip === STRIP.number : cell >= NUMBERED && height >= 14);
     grid.classList.toggle("tiny", height < 12);
+    this.body.parentElement?.classList.toggle("pictured", pictured);
+    this.drawChoice();
+    this.askRows();
+    this.drawPictures();
   }
 }
 

@@ -7,9 +7,14 @@ import { readSearch } from "./search.js";
 
 /**
  * numbers: NaN also where a layer does not have the measure; broken: the measures that it has, and that are NaN.
- * @typedef {{layer: number, head: number, numbers: Record<string, number>, broken: Set<string>, label: string | null}} HeadLine
+ * @typedef {{layer: number, head: number, numbers: Record<string, number>, broken: Set<string>, label: string | null,
+ *   rest: string | null}} HeadLine
  */
 
+/** A measure that nobody chose: the effect of the chosen link where it is known, else its weight, else the first there is. */
+export const AUTO = "auto";
+/** The weight of the chosen link. */
+export const LINK = "link";
 /** Measures that are no pattern: their colours begin at the lowest number, not at 0. */
 export const PLAIN = ["entropy", "effective", "received_max"];
 /** The effect of a link: no pattern either, but its colours begin at 0. */
@@ -67,6 +72,7 @@ const MEASURES = {
     name: message("induction"),
     about: message("Weight on what came after the same token earlier, of tokens that came before."),
   },
+  link: { name: message("link weight"), about: "" },
   max_weight: { name: message("largest weight"), about: "" },
   effect: { name: message("link effect (%)"), about: "" },
 };
@@ -108,6 +114,7 @@ export function headsOf(overview) {
       numbers: { layer, head, ...numbers },
       broken: new Set(measured.filter((name) => Number.isNaN(numbers[name]))),
       label: overview.labels_of_heads[layer]?.[head] ?? null,
+      rest: overview.rest_of_heads?.[layer]?.[head] ?? null,
     }));
   });
 }
@@ -145,24 +152,65 @@ function numbersOf(overview, layer, head) {
  * The measure that can be shown: the asked one, or the first there is.
  * @param {Overview} overview
  * @param {string} asked
+ * @param {string[]} [ofLink]  those of the chosen link that are there, the best first
  * @returns {string}
  */
-export function measureOf(overview, asked) {
-  return asked in overview.measures ? asked : (Object.keys(overview.measures)[0] ?? asked);
+export function measureOf(overview, asked, ofLink = []) {
+  const measures = Object.keys(overview.measures);
+  if (asked === AUTO && ofLink.length > 0) return ofLink[0];
+  return measures.includes(asked) ? asked : (measures.find((name) => name !== LINK && name !== EFFECT) ?? asked);
 }
 
 /**
- * The heads that fit a search. Raises SearchError.
+ * An overview with the weight of a link among its measures.
+ * @param {Overview} overview
+ * @param {import("../source/source.js").LinkInHeads | null} link
+ * @returns {Overview}
+ */
+export function withLink(overview, link) {
+  return link === null ? overview : { ...overview, measures: { ...overview.measures, [LINK]: link.weights } };
+}
+
+/**
+ * A head's short name: L3 H1.
+ * @param {number} layer
+ * @param {number} head
+ */
+export function headName(layer, head) {
+  return `L${layer} H${head}`;
+}
+
+/**
+ * The heads that fit a search, and what it asks for where that is one thing. Raises SearchError.
  * @param {HeadLine[]} heads
  * @param {string} find
  * @param {Overview} overview
- * @returns {Set<HeadLine>}
+ * @returns {{fits: Set<HeadLine>, part: import("./search.js").Part | undefined}}
  */
 export function fitting(heads, find, overview) {
   const measures = Object.keys(overview.measures);
-  const patterns = measures.filter((name) => !PLAIN.includes(name) && name !== EFFECT);
+  const patterns = measures.filter((name) => ![...PLAIN, EFFECT, LINK].includes(name));
   const question = readSearch(find, { numbers: [...measures, "layer", "head"], patterns });
-  return new Set(heads.filter(question));
+  return { fits: new Set(heads.filter(question)), part: question.part };
+}
+
+/**
+ * The head that comes closest to what a search without result asks for: the highest of a measure or pattern, the lowest
+ * where less was asked for; null where the search is of another kind.
+ * @param {HeadLine[]} heads
+ * @param {import("./search.js").Part | undefined} part
+ * @returns {{head: HeadLine, name: string, value: number, lowest: boolean} | null}
+ */
+export function closest(heads, part) {
+  if (part === undefined || "layer" in part) return null;
+  const name = "pattern" in part ? part.pattern : part.name;
+  const lowest = "sign" in part && part.sign.startsWith("<");
+  const better = (/** @type {number} */ a, /** @type {number} */ b) => (lowest ? a < b : a > b);
+  if (name === "layer" || name === "head" || ("sign" in part && ["=", "!="].includes(part.sign))) return null;
+  const known = heads.filter(({ numbers }) => Number.isFinite(numbers[name]));
+  if (known.length === 0) return null;
+  const head = known.reduce((best, one) => (better(one.numbers[name], best.numbers[name]) ? one : best));
+  return { head, name, value: head.numbers[name], lowest };
 }
 
 /**

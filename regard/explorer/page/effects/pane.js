@@ -257,7 +257,7 @@ function scatter(points, chosen, lang, choose) {
 
 /** @param {{layer: number, head: number}} head */
 function named({ layer, head }) {
-  return `L${layer}H${head}`; // as papers write it: 5.11 would read as a number beside the axes
+  return `L${layer} H${head}`; // as papers write it: 5.11 would read as a number beside the axes
 }
 
 /**

@@ -100,6 +100,8 @@ class ImagePane {
       if (pointer !== this.pointer) this.#over(at(event), false);
       this.pointer = pointer;
     });
+    for (const element of [this.canvas, this.chips])
+      element.addEventListener("pointerleave", () => this.store.set({ hover: null }));
     this.canvas.addEventListener("click", (event) => this.#over(at(event), true));
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
@@ -278,6 +280,8 @@ class ImagePane {
    */
   #point(side, index) {
     clearTimeout(this.timer);
+    const { session } = this.store.get();
+    if (side === "query" && !this.held) this.store.set({ hover: { session, token: index } });
     this.timer = setTimeout(() => this.#look(side, index), POINT_MS);
   }
 
@@ -309,6 +313,7 @@ class ImagePane {
   /** @param {boolean} held */
   #hold(held) {
     this.held = held;
+    this.store.set({ pinned: held, hover: null });
     this.update();
   }
 

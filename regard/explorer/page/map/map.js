@@ -280,7 +280,7 @@ class MapPane {
       brush: (from, to, done) => this.#brush(from, to, done),
       click: (x, y) => this.#choose(x, y),
       hover: (x, y) => this.#point(x, y),
-      leave: () => this.tip.hide(),
+      leave: () => (this.tip.hide(), this.store.set({ hover: null })),
       key: (event) => this.#key(event),
     };
   }
@@ -357,7 +357,7 @@ class MapPane {
    */
   #choose(x, y) {
     const at = this.#at(x, y);
-    if (at) this.store.set({ token: Math.floor(at.query), key: Math.floor(at.key) });
+    if (at) this.store.set({ token: Math.floor(at.query), key: Math.floor(at.key), pinned: true });
   }
 
   /**
@@ -366,6 +366,7 @@ class MapPane {
    */
   #point(x, y) {
     const [at, state] = [this.#at(x, y), this.store.get()];
+    this.store.set({ hover: at && { session: state.session, token: Math.floor(at.query) } });
     if (!at || !this.base) return this.tip.hide();
     const over = (/** @type {Square} */ { rows, cols }) =>
       at.query >= rows[0] && at.query < rows[1] && at.key >= cols[0] && at.key < cols[1];

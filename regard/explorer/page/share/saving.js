@@ -318,10 +318,10 @@ export function offerSaving(pane, name, store) {
  * @param {Store} store
  */
 async function write(menu, pane, name, kind, store) {
-  const { layer, head, lang, measure } = store.get();
+  const { layer, head, lang } = store.get();
   menu.open = false;
   const place = translate("layer {layer}, head {head}", lang, { layer, head });
-  const what = name === "atlas" ? measureName(measure, lang) : place;
+  const what = name === "atlas" ? measureName(pane.dataset.measure ?? "", lang) : place;
   const shown = pane.classList.contains("pane-image") ? "image" : name;
   try {
     await save(pane, kind, {

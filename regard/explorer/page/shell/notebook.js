@@ -107,6 +107,21 @@ export class NotebookSource {
     return this.#ask("steps", { layer, head, token, key }, signal);
   }
 
+  /** @type {Source["thumbnails"]} */
+  thumbnails(session, signal) {
+    return this.#ask("thumbnails", {}, signal);
+  }
+
+  /** @type {Source["rowsOfToken"]} */
+  rowsOfToken(session, token, layer, width, signal) {
+    return this.#ask("rows_of_token", { token, layer, width }, signal);
+  }
+
+  /** @type {Source["linkInHeads"]} */
+  linkInHeads(session, token, key, layer, signal) {
+    return this.#ask("link_in_heads", { token, key, layer }, signal);
+  }
+
   /** @type {Source["effects"]} */
   effects(session, token, key) {
     return this.#send("effects", { token, key }); // not kept: more may come

@@ -1,4 +1,4 @@
-// Packed arrays as numbers: {"shape", "f32"} of an answer, little-endian float32 in base64, decoded on arrival; those
+// Packed arrays as numbers and levels: {"shape", "f32"} of an answer, little-endian float32 in base64, decoded on arrival; those
 // of an exported page, floats or whole numbers of two or four bytes, perhaps compressed, decoded when first asked for.
 
 /** @typedef {{shape: number[], f32: string}} Packed  as it travels */
@@ -17,6 +17,22 @@ function unpack(packed) {
   return { shape: packed.shape, data };
 }
 
+/** Bytes with a scale per head, the first axis. @typedef {{shape: number[], u8: string, scale: Packed | Numbers}} PackedLevels */
+/**
+ * A value is its byte times its head's scale, which is NaN for a head with weights that are no numbers.
+ * @typedef {{shape: number[], data: Uint8Array, scale: Float32Array}} Levels
+ */
+
+/**
+ * Levels, decoded.
+ * @param {PackedLevels} packed
+ * @returns {Levels}
+ */
+export function unpackLevels({ shape, u8, scale }) {
+  const data = Uint8Array.from(atob(u8), (letter) => letter.charCodeAt(0));
+  return { shape, data, scale: ("f32" in scale ? unpack(scale) : scale).data };
+}
+
 /**
  * An answer with every packed array in it decoded, at any depth.
  * @param {any} answer
@@ -25,7 +41,8 @@ function unpack(packed) {
 export function unpackAll(answer) {
   if (Array.isArray(answer)) return answer.map(unpackAll);
   if (answer === null || typeof answer !== "object") return answer;
-  if (answer.data instanceof Float32Array) return answer;
+  if (answer.data instanceof Float32Array || answer.data instanceof Uint8Array) return answer;
+  if (typeof answer.u8 === "string") return unpackLevels(answer);
   if (typeof answer.f32 === "string" && Array.isArray(answer.shape)) return unpack(answer);
   return Object.fromEntries(Object.entries(answer).map(([name, value]) => [name, unpackAll(value)]));
 }

@@ -2,6 +2,7 @@
 // are computed from a head's arrays. `regard.explorer.export` documents the data.
 
 import { numbers, unpackAll } from "./arrays.js";
+import { imageSums, levelsOf, placeIn } from "./rows.js";
 
 /** @typedef {import("./arrays.js").Compressed} Compressed */
 /** @typedef {import("./arrays.js").Numbers} Numbers */
@@ -16,10 +17,12 @@ import { numbers, unpackAll } from "./arrays.js";
 /**
  * One session. heads: "layer.head" → the `head` answer.  sentences: language → "layer.head" → its sentence.
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
+ * hover: do `arrays` hold every weight of every head?
  * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
  *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
- *   ranked?: import("./source.js").Ranked, effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
+ *   thumbnails?: any, hover?: boolean, ranked?: import("./source.js").Ranked,
+ *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
@@ -104,8 +107,7 @@ export class EmbeddedSource {
     const known = weights.map((weight) => weight || 0); // NaN is what the page does not know
     const ribbon = { sum: bins(known, RIBBON, (a, b) => a + b), max: bins(known, RIBBON, Math.max) };
     const top = largest(known, TOP).map((key) => ({ key, weight: known[key] }));
-    const sum = known.reduce((a, b) => a + b, 0);
-    return { token, start, stop, weights: vector(weights.slice(start, stop)), ribbon, top, sum, how, error };
+    return { token, start, stop, weights: vector(weights.slice(start, stop)), ribbon, top, sum: sum(known), how, error };
   }
 
   /** @type {Source["tile"]} */
@@ -163,6 +165,60 @@ export class EmbeddedSource {
     const cells = pooled(map, edges(down.cells, Infinity), edges(across.cells, Infinity));
     const how = map.shape[0] === queries && map.shape[1] === keys ? "exact" : "pooled"; // a map of few tokens is exact
     return { rows: down.positions, cols: across.positions, cells, how, error: 0 };
+  }
+
+  /** @type {Source["thumbnails"]} */
+  async thumbnails(session) {
+    return this.#once(`${session}/thumbnails`, () => this.#session(session).thumbnails ?? { layers: [] });
+  }
+
+  /** @type {Source["rowsOfToken"]} */
+  async rowsOfToken(session, token, layer, width) {
+    const [{ layouts = [] }, thumbnails] = [await this.overview(session), await this.thumbnails(session)];
+    const each = async (/** @type {import("./source.js").Layer} */ other, /** @type {number} */ index) => {
+      const rows = await this.#rowsIn(session, token, layer, index);
+      if (rows === null) return null;
+      const [keys, grids] = [rows.values[0].length, thumbnails.layers[index]?.images ?? []];
+      const layout = other.layout && layouts[other.layout[1]];
+      const sums = layout ? grids.map((grid) => imageSums(rows.values, layout, grid)) : [];
+      const rest = (/** @type {number} */ h) => sum(rows.values[h]) - sums.reduce((all, { rows: r }) => all + sum(r[h]), 0);
+      return {
+        ...{ layer: index, token: rows.token, cols: edges([0, keys], width), how: keys <= width ? "exact" : "pooled" },
+        levels: levelsOf(rows.values.map((row) => bins(row, width, (a, b) => a + b).data), [Math.min(keys, width)]),
+        images: sums.map(({ rows: values, shape }) => levelsOf(values, shape)),
+        other: sums.length > 0 ? vector(Float32Array.from(rows.values.keys(), (h) => Math.max(0, rest(h)))) : null,
+      };
+    };
+    return { token, layer, layers: await Promise.all((await this.overview(session)).layers.map(each)) };
+  }
+
+  /** @type {Source["linkInHeads"]} */
+  async linkInHeads(session, token, key, layer) {
+    const overview = await this.overview(session);
+    const most = Math.max(...overview.layers.map(({ heads }) => heads));
+    const data = new Float32Array(overview.layers.length * most).fill(NaN);
+    for (const index of overview.layers.keys()) {
+      const [rows, to] = [await this.#rowsIn(session, token, layer, index), placeIn(overview, layer, index, key, "keys")];
+      if (to !== null) rows?.values.forEach((row, head) => (data[index * most + head] = row[to]));
+    }
+    return { token, key, layer, weights: { shape: [overview.layers.length, most], data }, effects: null };
+  }
+
+  /**
+   * One query's row in each head of a layer; null where the layer has no such query.
+   * @param {string} session
+   * @param {number} token
+   * @param {number} layer  the one that counts the query so
+   * @param {number} index
+   */
+  async #rowsIn(session, token, layer, index) {
+    if (!this.#session(session).hover) throw new NotCarried("the rows of every head are not in this page");
+    const overview = await this.overview(session);
+    const place = placeIn(overview, layer, index, token, "queries");
+    if (place === null) return null;
+    const [{ heads }, { windows }] = [overview.layers[index], this.#layer(session, index)];
+    const rows = Array.from({ length: heads }, (_, head) => rowOf(this.#arrays(session, index, head), place, windows));
+    return { token: place, values: (await Promise.all(rows)).map(({ weights }) => weights) };
   }
 
   /** @type {Source["effects"]} */
@@ -292,6 +348,11 @@ function line(matrix, index) {
  */
 function vector(data) {
   return { shape: [data.length], data };
+}
+
+/** @param {Float32Array} values */
+function sum(values) {
+  return values.reduce((a, b) => a + b, 0);
 }
 
 /**

@@ -8,6 +8,7 @@
 import { message, translate } from "../shared/messages.js";
 import { unpackAll } from "./arrays.js";
 
+/** @typedef {import("./arrays.js").Levels} Levels */
 /** @typedef {import("./arrays.js").Numbers} Numbers */
 
 /** Why what links do cannot be measured. @typedef {"no_model" | "repeated" | "windows" | "other_tokens"} NoEffects */
@@ -67,6 +68,24 @@ import { unpackAll } from "./arrays.js";
  * @typedef {{token: number, key: number, links: LinkEffect[],
  *   heads: {weights: Numbers, effects: Numbers, method: string} | null}} Effects
  */
+/**
+ * The small maps of a layer's heads, (H, ≤ 24, ≤ 24), between edges in queries and keys; images: what the patches of each
+ * image receive, (H, r, c), between fractions of its sides.
+ * @typedef {{layer: number, levels: Levels, rows: number[], cols: number[], how: string,
+ *   images: {image: number, rows: number[][], columns: number[][], levels: Levels}[]}} LayerThumbnails
+ */
+/** By layer; null for one without a map. @typedef {{layers: (LayerThumbnails | null)[]}} Thumbnails */
+/**
+ * One query's row in the heads of a layer, (H, ≤ width) sums between edges in keys; images: (H, r, c) as in `Thumbnails`;
+ * other: (H) the weight on keys that are no patches.
+ * @typedef {{layer: number, token: number, levels: Levels, cols: number[], how: string, images: Levels[],
+ *   other: Numbers | null}} LayerRows
+ */
+/** By layer; null for one that has no such query. @typedef {{token: number, layer: number, layers: (LayerRows | null)[]}} TokenRows */
+/**
+ * One link in every head, (L, Hmax), NaN where there is none; effects: of what was measured, or null.
+ * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null}} LinkInHeads
+ */
 /** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
@@ -95,6 +114,11 @@ import { unpackAll } from "./arrays.js";
  *   signal?: AbortSignal) => Promise<Tile>} tile
  * @property {(session: string, layer: number, head: number, token: number, key: number, signal?: AbortSignal) =>
  *   Promise<Steps>} steps
+ * @property {(session: string, signal?: AbortSignal) => Promise<Thumbnails>} thumbnails
+ * @property {(session: string, token: number, layer: number, width: number, signal?: AbortSignal) =>
+ *   Promise<TokenRows>} rowsOfToken  layer: the one that counts the query so
+ * @property {(session: string, token: number, key: number, layer: number, signal?: AbortSignal) =>
+ *   Promise<LinkInHeads>} linkInHeads
  * @property {(session: string, token: number, key: number, signal?: AbortSignal) => Promise<Effects>} effects  measured
  *   so far
  * @property {(session: string, link: LinkQuestion, tell: (progress: string) => void, signal: AbortSignal) =>
@@ -244,6 +268,21 @@ export class HttpSource {
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
     return this.#ask(session, "steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["thumbnails"]} */
+  thumbnails(session, signal) {
+    return this.#ask(session, "thumbnails", {}, signal);
+  }
+
+  /** @type {Source["rowsOfToken"]} */
+  rowsOfToken(session, token, layer, width, signal) {
+    return this.#ask(session, "rows_of_token", { token, layer, width }, signal);
+  }
+
+  /** @type {Source["linkInHeads"]} */
+  linkInHeads(session, token, key, layer, signal) {
+    return this.#ask(session, "link_in_heads", { token, key, layer }, signal);
   }
 
   /** @type {Source["effects"]} */

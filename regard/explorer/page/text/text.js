@@ -79,6 +79,8 @@ class TextPane {
     this.ended = false;
     this.frame = 0;
     this.timer = 0;
+    for (const kind of ["pointerleave", "focusout"])
+      this.words.element.addEventListener(kind, () => this.store.set({ hover: null }));
     this.ends = [store.on(() => this.update()), watchSurroundings(element, () => this.update())];
     this.update();
   }
@@ -364,6 +366,8 @@ class TextPane {
    */
   #point(index) {
     clearTimeout(this.timer);
+    const token = this.#queryOf(index);
+    if (!this.held && token !== null) this.store.set({ hover: { session: this.store.get().session, token } });
     this.timer = setTimeout(() => {
       if (!this.held) this.token = this.#queryOf(index); // it is in sight already
       this.#look(index);
@@ -389,6 +393,7 @@ class TextPane {
   /** @param {boolean} held */
   #hold(held) {
     this.held = held && this.#asks;
+    this.store.set({ pinned: this.held, hover: null });
     this.update();
   }
 
