@@ -91,7 +91,7 @@ class ModelShelf:
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
-        self.ignore = tuple(ignore)
+        self.ignore, self._demo = tuple(ignore), demo
         places: dict[str, str] = {}
         for place in map(str, where):
             places.setdefault(resolved(place), place)
@@ -100,19 +100,25 @@ class ModelShelf:
             with suppress(ImportError):  # not installed
                 if resolved(str(default_model())) not in places:
                     self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
-            if KOREAN.is_fetched and resolved(str(KOREAN.directory)) not in places:
-                self.offered.append(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
         self._ids = count(len(places))
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
+        self._offer_korean()
         self._others: WeakKeyDictionary[Model, threading.Lock] = WeakKeyDictionary()  # of sessions' own models
+
+    def _offer_korean(self) -> None:
+        """It may be fetched while the server runs."""
+        if self._demo and "korean" not in self._locks and KOREAN.is_fetched:
+            self._locks["korean"] = threading.Lock()
+            self.add(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
 
     def find(self, name: str | None, text: str = "") -> OfferedModel:
         """The model of an id; by default the first, or the Korean one for a Korean text instead of the demo's.
 
         Raises LookupError if there is none.
         """
+        self._offer_korean()
         if name is None and not self.offered:
             default_model(text)  # raises with how to install it
         if name is None and self.offered[0].id == "demo" and is_korean(text):
