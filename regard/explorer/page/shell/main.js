@@ -136,7 +136,7 @@ class Page {
     const overview = await this.source.overview(session);
     this.overview = overview;
     const state = { ...this.store.get(), ...also };
-    const patch = anew ? { ...also, ...fresh(session), ...overview.opening } : { ...also, session };
+    const patch = anew ? { off: "", ...also, ...fresh(session), ...overview.opening } : { ...also, session };
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();

@@ -19,7 +19,7 @@ import { numbers, unpackAll } from "./arrays.js";
  * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
  *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
- *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
+ *   effects?: Record<string, any>, predictions?: any, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
@@ -38,7 +38,7 @@ export class EmbeddedSource {
   /** @param {Data} data */
   constructor(data) {
     this.data = data;
-    this.can = { look: false, open: false, measure: false };
+    this.can = { look: false, open: false, measure: false, switch: false };
     /** @type {Map<string, any>} */
     this.decoded = new Map();
     const refuse = async () => {
@@ -174,6 +174,11 @@ export class EmbeddedSource {
    */
   carried(session) {
     return Object.values(this.data.sessions[session]?.effects ?? {});
+  }
+
+  /** @type {Source["predictions"]} */
+  async predictions(session) {
+    return this.#session(session).predictions ?? null;
   }
 
   /** @type {Source["image"]} */

@@ -62,6 +62,20 @@ import { unpackAll } from "./arrays.js";
  * @typedef {{token: number, key: number, links: LinkEffect[],
  *   heads: {weights: Numbers, effects: Numbers, method: string} | null}} Effects
  */
+/** A token or label. before: its logit with all heads on. @typedef {{id: number, label: string, logit: number, probability: number | null, before: number | null}} Prediction */
+/** The likeliest at one place. lse: by temperature; null where there is no softmax. @typedef {{token: number | null, lse: number[] | null, top: Prediction[]}} Predicted */
+/**
+ * What the model predicts, with the heads [layer, head] of `without` switched off.
+ * @typedef {{kind: "next_token" | "fill_mask" | "labels" | "none", reason: "no_model" | "no_head" | "no_mask" | null,
+ *   without: number[][], temperatures: number[], places: Predicted[]}} Predictions
+ */
+/**
+ * The heads whose attention differs most between two sessions; query, key, words, before and after are of the link that
+ * changed most. before, after: tokens that are alike at the beginning and at the end.
+ * @typedef {{layer: number, head: number, moved: number, query: number[], key: number[], words: string[][],
+ *   before: number, after: number}} HeadChange
+ * @typedef {{counts: number[], before: number, after: number, heads: HeadChange[], complete: boolean}} Changes
+ */
 /** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
@@ -70,12 +84,12 @@ import { unpackAll } from "./arrays.js";
  */
 /**
  * @typedef {{state: "loading" | "reading" | "measuring" | "done" | "failed" | "cancelled", progress?: string,
- *   session?: string | null, error?: string | null}} Job
+ *   session?: string | null, error?: string | null, model?: string}} Job
  */
 /**
  * @typedef {object} Source
- * @property {{look: boolean, open: boolean, measure: boolean}} can  whether new texts can be read, files be opened, and
- *   links be measured
+ * @property {{look: boolean, open: boolean, measure: boolean, switch: boolean}} can  whether new texts can be read,
+ *   files be opened, links be measured, and heads be switched off
  * @property {(signal?: AbortSignal) => Promise<SessionLine[]>} sessions
  * @property {(signal?: AbortSignal) => Promise<ModelLine[]>} models
  * @property {(session: string, signal?: AbortSignal) => Promise<Overview>} overview
@@ -93,6 +107,12 @@ import { unpackAll } from "./arrays.js";
  *   so far
  * @property {(session: string, link: LinkQuestion, tell: (progress: string) => void, signal: AbortSignal) =>
  *   Promise<Effects>} measure
+ * @property {(session: string, without: [number, number][], signal?: AbortSignal) => Promise<Predictions | null>}
+ *   predictions  null where an exported page has none
+ * @property {(session: string, other: string, signal?: AbortSignal) => Promise<Changes>} [changes]
+ * @property {(session: string, token: number, word: string) => Promise<string>} [swap]  the job that reads the text with
+ *   another word in a token's place
+ * @property {(where: string) => Promise<string>} [openModel]  the job that opens a model by its directory or hub id
  * @property {(session: string) => {token: number, key: number}[]} [carried]  links whose effects a page carries
  * @property {(session: string, number: number) => Promise<string>} image  an address of its bytes
  * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
@@ -175,7 +195,7 @@ export class HttpSource {
   /** @param {string} base  the address under which /api lies, without a slash at its end: "" for the page's own */
   constructor(base) {
     this.base = base;
-    this.can = { look: true, open: true, measure: true };
+    this.can = { look: true, open: true, measure: true, switch: true };
     this.kept = new AnswerCache(256);
     this.look = {
       /** @type {Source["look"]["start"]} */
@@ -254,6 +274,27 @@ export class HttpSource {
       tell(progress ?? "");
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
+  }
+
+  /** @type {Source["predictions"]} */
+  predictions(session, without, signal) {
+    return this.#ask(session, "predictions", { without: without.map((place) => place.join(".")).join(",") }, signal);
+  }
+
+  /** @type {NonNullable<Source["changes"]>} */
+  changes(session, other, signal) {
+    return this.#ask(session, "changes", { other }, signal);
+  }
+
+  /** @type {NonNullable<Source["swap"]>} */
+  async swap(session, token, word) {
+    const path = `session/${encodeURIComponent(session)}/swap`;
+    return (await this.#send("POST", path, JSON.stringify({ token, word }))).job;
+  }
+
+  /** @type {NonNullable<Source["openModel"]>} */
+  async openModel(where) {
+    return (await this.#send("POST", "models", JSON.stringify({ where }))).job;
   }
 
   /** @type {Source["image"]} */
