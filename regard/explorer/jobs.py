@@ -44,29 +44,31 @@ ENDED = ("done", "failed", "cancelled")
 
 
 class SessionShelf:
-    """Sessions by id: "1", "2", …, each used once. The oldest go first."""
+    """Sessions by id: "1", "2", …, each used once. Those that were not asked for longest go first."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: dict[str, Session] = {}
+        self._used: OrderedDict[str, None] = OrderedDict()  # ids in order of use
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
         """Keep a session, and return its id."""
         with self._lock:
             name = str(next(self._ids))
-            self._sessions[name] = session
+            self._sessions[name], self._used[name] = session, None
             while len(self._sessions) > self._most:
-                self._sessions.popitem(last=False)
+                del self._sessions[self._used.popitem(last=False)[0]]
             return name
 
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
             if name in self._sessions:
+                self._used.move_to_end(name)
                 return self._sessions[name]
             ids = ", ".join(self._sessions) or "none"
-        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; the oldest go when new ones come")
+        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; unused ones go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""

@@ -157,7 +157,8 @@ class Page {
   build() {
     this.clear();
     this.element.dataset.state = "ready";
-    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions, this.measured);
+    const arrived = async () => void (this.sessions = await this.source.sessions());
+    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions, this.measured, arrived);
     this.redrawStage = stage.update;
     this.panes = [stage, { destroy: () => this.card?.destroy() }];
     this.mountCard("first");
@@ -327,6 +328,7 @@ class Page {
       newText,
       compare,
       help,
+      readKorean: (text) => (this.openWindow(false), void this.choosing?.read(text, "korean")),
     });
     this.handle.setAttribute("aria-expanded", String(state.drawer));
     fill(

@@ -23,8 +23,9 @@ import { unpackAll } from "./arrays.js";
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
  *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][], opening?: Opening | null,
- *   images?: ImageLine[], layouts?: import("../image/patches.js").TokenLayout[], warning: string}} Overview
+ *   suggestion?: Suggestion | null, images?: ImageLine[], layouts?: import("../image/patches.js").TokenLayout[], warning: string}} Overview
  */
+/** A model that reads the text better, and the command that fetches it. @typedef {{name: string, fetched: boolean, command: string, size: number}} Suggestion */
 /** Where to look first. @typedef {{layer: number, head: number, token: number | null, key: number | null}} Opening */
 /**
  * An image that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
@@ -35,12 +36,13 @@ import { unpackAll } from "./arrays.js";
  * @typedef {{layer: number, head: number, path: string, map: Numbers, how: string, received: Numbers | null,
  *   entropy: Numbers | null, numbers: Record<string, number | null>, patterns: Record<string, number>,
  *   label: string | null, sentence: string, links: Link[],
- *   links_how?: string}} HeadAnswer
+ *   links_how?: string, signed?: boolean, alignment?: import("../compare/difference.js").Alignment}} HeadAnswer
  */
 /**
  * how: "exact"; "rounded", off by at most error; "strongest", where weights that are not known are NaN.
+ * signed: the weights are changes, second − first, NaN where a key has no counterpart.
  * @typedef {{token: number, start: number, stop: number, weights: Numbers, ribbon: {sum: Numbers, max: Numbers},
- *   top: {key: number, weight: number}[], sum: number | null, how: string, error?: number}} Row
+ *   top: {key: number, weight: number}[], sum: number | null, how: string, error?: number, signed?: boolean}} Row
  */
 /** @typedef {{rows: number[], cols: number[], cells: Numbers, how: string, error?: number}} Tile */
 /**
