@@ -22,7 +22,6 @@ Axis letters: N positions (Nq queries, Nk keys), D head size.
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from itertools import groupby
 from math import isfinite
@@ -42,6 +41,7 @@ from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
 from regard.session.atlas import layer_row, link_weights, patch_cells, place_in, received_in_image, thumbnails_of
+from regard.session.default_models import FETCH, KOREAN, TITLE, is_korean, name_of
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
 from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
 from regard.session.labels import shown, token_name
@@ -85,9 +85,6 @@ from regard.session.session import Session
 from regard.session.swaps import align, changed_heads, swap_word
 
 VERSION = 1
-HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
-SPELLED = re.compile(r"(?:##|▁| )?(?:[\u1100-\u11ff]|(?:\\x[0-9a-f]{2}|<0x[0-9A-F]{2}>)+)")  # a jamo, or bytes
-KOREAN = ("google-bert/bert-base-multilingual-cased",)  # models that read Korean, as safetensors on the hub
 FIRST_LABELS = 4096  # in the overview
 MOST_LABELS = 1 << 16  # in one answer
 LONGEST_LABEL = 64  # characters: a token may have a million
@@ -256,14 +253,10 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
 
 
 def _suggestion(session: Session) -> SuggestionJSON | None:
-    if session.model is None or not HANGUL.search(session.text or ""):
+    directory = None if session.model is None else session.model.directory
+    if directory is None or name_of(directory) != TITLE or not is_korean(session.text or ""):
         return None
-    tokenizer = session.model.tokenizer
-    unknown = None if tokenizer.ids_of.unk is None else tokenizer.tokens([tokenizer.ids_of.unk])[0]
-    special = {tokenizer.tokens([number])[0] for number in vars(tokenizer.ids_of).values() if number is not None}
-    words = [label for label in session.tokens if label == unknown or label not in special]
-    share = sum(label == unknown or SPELLED.fullmatch(label) is not None for label in words) / max(1, len(words))
-    return {"unknown": share, "models": list(KOREAN)} if share > 0.5 else None
+    return {"name": KOREAN.name, "fetched": KOREAN.is_fetched, "command": FETCH, "size": KOREAN.size}
 
 
 def _labels(session: Session, start: int, stop: int) -> list[str]:

@@ -44,29 +44,31 @@ ENDED = ("done", "failed", "cancelled")
 
 
 class SessionShelf:
-    """Sessions by id: "1", "2", …, each used once. The oldest go first."""
+    """Sessions by id: "1", "2", …, each used once. Those that were not asked for longest go first."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: dict[str, Session] = {}
+        self._used: OrderedDict[str, None] = OrderedDict()  # ids in order of use
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
         """Keep a session, and return its id."""
         with self._lock:
             name = str(next(self._ids))
-            self._sessions[name] = session
+            self._sessions[name], self._used[name] = session, None
             while len(self._sessions) > self._most:
-                self._sessions.popitem(last=False)
+                del self._sessions[self._used.popitem(last=False)[0]]
             return name
 
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
             if name in self._sessions:
+                self._used.move_to_end(name)
                 return self._sessions[name]
             ids = ", ".join(self._sessions) or "none"
-        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; the oldest go when new ones come")
+        raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; unused ones go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""
@@ -91,7 +93,7 @@ class ModelShelf:
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
-        self.ignore = tuple(ignore)
+        self.ignore, self._demo = tuple(ignore), demo
         places: dict[str, str] = {}
         for place in map(str, where):
             places.setdefault(resolved(place), place)
@@ -100,19 +102,25 @@ class ModelShelf:
             with suppress(ImportError):  # not installed
                 if resolved(str(default_model())) not in places:
                     self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
-            if KOREAN.is_fetched and resolved(str(KOREAN.directory)) not in places:
-                self.offered.append(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
         self._ids = count(len(places))
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
+        self._offer_korean()
         self._others: WeakKeyDictionary[Model, threading.Lock] = WeakKeyDictionary()  # of sessions' own models
+
+    def _offer_korean(self) -> None:
+        """It may be fetched while the server runs."""
+        if self._demo and "korean" not in self._locks and KOREAN.is_fetched:
+            self._locks["korean"] = threading.Lock()
+            self.add(OfferedModel("korean", KOREAN.name, str(KOREAN.directory)))
 
     def find(self, name: str | None, text: str = "") -> OfferedModel:
         """The model of an id; by default the first, or the Korean one for a Korean text instead of the demo's.
 
         Raises LookupError if there is none.
         """
+        self._offer_korean()
         if name is None and not self.offered:
             default_model(text)  # raises with how to install it
         if name is None and self.offered[0].id == "demo" and is_korean(text):

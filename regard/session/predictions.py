@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import torch
 from torch import Tensor
 
 from regard.edits import ablate
@@ -50,6 +51,25 @@ def predict(session: Session, without: Sequence[tuple[int, int]] = ()) -> Predic
     kind = TASKS.get(session.model.task)
     if kind is None:
         return _answer("none", without, reason="no_head")
+    logits, before = _logits(session, heads), _logits(session, {}) if heads else None
+    if logits is None:
+        return _answer("none", without, reason="no_head")
+    if kind == "labels":
+        return _answer(kind, without, [_labels(session, logits, before)])
+    if kind == "next_token":
+        last = len(session.tokens) - 1 if len(logits) == len(session.tokens) else None  # else of a decoder's own text
+        return _answer(kind, without, [_tokens(session, logits, before, -1, last)])
+    mask = session.model.tokenizer.ids_of.mask
+    (sign,) = session.model.tokenizer.tokens([mask]) if mask is not None else (None,)
+    masks = [at for at, label in enumerate(session.tokens) if label == sign]
+    places = [_tokens(session, logits, before, at, at) for at in masks]
+    return _answer(kind, without, places, reason=None if places else "no_mask")
+
+
+def _logits(session: Session, heads: dict[int, set[int]]) -> Tensor | None:
+    """(N, V) or (labels,) in fp64, with these heads switched off; None if the model has none."""
+    assert session.model is not None
+    assert session.again is not None
     with ExitStack() as stack:
         if heads:
             check_single_runs(session)
@@ -57,19 +77,10 @@ def predict(session: Session, without: Sequence[tuple[int, int]] = ()) -> Predic
             stack.enter_context(edit(session.model, *edits))
         logits = getattr(session.again(), "logits", None)
     if not isinstance(logits, Tensor):
-        return _answer("none", without, reason="no_head")
-    logits = logits[0].double().cpu()  # (N, V) or (labels,)
+        return None
     if bool(logits.isnan().any()):
         raise ValueError("the model's logits are NaN: capture.doctor(), or regard doctor, says where NaN came first")
-    if kind == "labels":
-        return _answer(kind, without, [_labels(session, logits)])
-    if kind == "next_token":
-        last = len(session.tokens) - 1 if len(logits) == len(session.tokens) else None  # else of a decoder's own text
-        return _answer(kind, without, [_tokens(session, logits[-1], last)])
-    mask = session.model.tokenizer.ids_of.mask
-    (sign,) = session.model.tokenizer.tokens([mask]) if mask is not None else (None,)
-    places = [_tokens(session, logits[at], at) for at, label in enumerate(session.tokens) if label == sign]
-    return _answer(kind, without, places, reason=None if places else "no_mask")
+    return logits[0].double().cpu()
 
 
 def _answer(
@@ -87,22 +98,22 @@ def _answer(
     }
 
 
-def _tokens(session: Session, logits: Tensor, token: int | None) -> PredictedJSON:
+def _tokens(session: Session, logits: Tensor, before: Tensor | None, at: int, token: int | None) -> PredictedJSON:
     assert session.model is not None
-    values, ids = logits.topk(min(TOP, len(logits)))
-    return _predicted(logits, values, ids, token_labels(session.model, ids), token)
+    logits, before = logits[at], None if before is None else before[at]  # (V,)
+    ids = _likeliest(logits, before)
+    return _predicted(logits, before, ids, token_labels(session.model, ids), token)
 
 
-def _labels(session: Session, logits: Tensor) -> PredictedJSON:
+def _labels(session: Session, logits: Tensor, before: Tensor | None) -> PredictedJSON:
     assert session.model is not None
     names, problem = session.model.config.labels(len(logits)), session.model.config.get("problem_type")
-    values, ids = logits.topk(min(TOP, len(logits)))
-    labels = [names[n] for n in ids.tolist()]
-    found = _predicted(logits, values, ids, labels, None)
+    ids = _likeliest(logits, before)
+    found = _predicted(logits, before, ids, [names[n] for n in ids.tolist()], None)
     if problem == "regression" or len(logits) == 1:
         chances: list[float | None] = [None] * len(ids)
     elif problem == "multi_label_classification":
-        chances = list(values.sigmoid().tolist())
+        chances = list(logits[ids].sigmoid().tolist())
     else:
         return found
     for one, chance in zip(found["top"], chances, strict=True):
@@ -110,12 +121,26 @@ def _labels(session: Session, logits: Tensor) -> PredictedJSON:
     return found | {"lse": None}
 
 
-def _predicted(logits: Tensor, values: Tensor, ids: Tensor, labels: list[str], token: int | None) -> PredictedJSON:
+def _likeliest(logits: Tensor, before: Tensor | None) -> Tensor:
+    """The numbers of the largest logits, largest first, then of those that were the largest before."""
+    ids = logits.topk(min(TOP, len(logits))).indices
+    if before is None:
+        return ids
+    lost = before.topk(min(TOP, len(before))).indices
+    lost = lost[~torch.isin(lost, ids)]
+    return torch.cat([ids, lost[logits[lost].argsort(descending=True)]])
+
+
+def _predicted(
+    logits: Tensor, before: Tensor | None, ids: Tensor, labels: list[str], token: int | None
+) -> PredictedJSON:
     sums = [float((logits / temperature).logsumexp(0)) for temperature in TEMPERATURES]
     chances = logits.softmax(0)[ids].tolist()
-    rows = zip(ids.tolist(), labels, values.clamp(min=-1e300).tolist(), chances, strict=True)  # −∞ is no JSON
+    values = logits[ids].clamp(min=-1e300).tolist()  # −∞ is no JSON
+    old = [None] * len(ids) if before is None else before[ids].clamp(min=-1e300).tolist()
+    rows = zip(ids.tolist(), labels, values, chances, old, strict=True)
     return {
         "token": token,
         "lse": sums,
-        "top": [{"id": n, "label": label, "logit": logit, "probability": p} for n, label, logit, p in rows],
+        "top": [{"id": n, "label": s, "logit": logit, "probability": p, "before": b} for n, s, logit, p, b in rows],
     }

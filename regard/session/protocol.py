@@ -118,13 +118,15 @@ class Opening(TypedDict):
 
 
 class SuggestionJSON(TypedDict):
-    """Models for a text that this one cannot read. models: hub ids.
+    """A model that reads a text better. name: for people.  fetched: whether it is on this machine.
 
-    unknown: the share of its tokens that are unknown, single jamo or bytes.
+    command: which fetches it.  size: of the download, in MB.
     """
 
-    unknown: float
-    models: list[str]
+    name: str
+    fetched: bool
+    command: str
+    size: int
 
 
 class OverviewAnswer(TypedDict):
@@ -137,7 +139,7 @@ class OverviewAnswer(TypedDict):
     rest_of_heads: of a head that rests on the first token, the pattern that gets half of the other attention, or null.
     opening: where to look first; null if no exact rows are known.
     images: those the model was given.  layouts: of tokens; layers refer to them by number.
-    suggestion: for a Korean text of which more than half of the tokens are unknown, single jamo or bytes; else null.
+    suggestion: for a Korean text that the English default model read; else null.
     """
 
     version: int
@@ -430,16 +432,21 @@ class EffectsAnswer(TypedDict):
 
 
 class PredictionJSON(TypedDict):
-    """A token or label. probability: at temperature 1; null for a regression."""
+    """A token or label.
+
+    probability: at temperature 1; null for a regression.  before: its logit with all heads on; null if none is off.
+    """
 
     id: int
     label: str
     logit: float
     probability: float | None
+    before: float | None
 
 
 class PredictedJSON(TypedDict):
-    """What is predicted at one place: the 10 likeliest tokens or labels, best first.
+    """What is predicted at one place: the 10 likeliest tokens or labels, best first; with heads off, those that were
+    among the 10 likeliest before follow.
 
     token: the mask token that is filled, or the last token of the text, after which the next one is predicted; null for
     labels, and for the first token that an encoder–decoder writes.

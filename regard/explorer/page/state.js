@@ -38,6 +38,7 @@
  * @property {boolean} pinned  whether the atlas shows the chosen query in every head while nothing is pointed at
  * @property {string} find  the atlas's search
  * @property {boolean} drawer  whether the drawer is open
+ * @property {string} off  heads that are switched off for predictions, "3.1,5.11"
  */
 /** @typedef {(state: State, changed: Set<string>) => void} Listener */
 /** @typedef {{get: () => State, set: (patch: Partial<State>) => void, on: (fn: Listener) => () => void}} Store */
@@ -63,6 +64,7 @@ export const FIRST = Object.freeze({
   pinned: false,
   find: "",
   drawer: true,
+  off: "",
 });
 
 /**
@@ -167,6 +169,8 @@ const name = (text) => (NAME.test(text) ? text : undefined);
 const flag = (text) => (text === "1" ? true : text === "0" ? false : undefined);
 /** @type {(text: string) => string | undefined} */
 const words = (text) => (text.length <= 300 ? text : undefined);
+/** @type {(text: string) => string | undefined} */
+const heads = (text) => (/^\d{1,4}\.\d{1,4}(,\d{1,4}\.\d{1,4}){0,199}$/.test(text) ? text : undefined);
 /** @type {(...allowed: string[]) => (text: string) => string | undefined} */
 const oneOf =
   (...allowed) =>
@@ -201,6 +205,7 @@ const FIELDS = {
   cells: oneOf("auto", "thumbnails", "colour"),
   find: words,
   drawer: flag,
+  off: heads,
 };
 
 /** @param {unknown} value */
@@ -254,7 +259,7 @@ export function fromHash(hash) {
  * @param {Partial<State>} said
  */
 export function saysPlace(said) {
-  return ["layer", "head", "token", "key", "window", "region"].some((field) => field in said);
+  return ["layer", "head", "token", "key", "window", "region", "off"].some((field) => field in said);
 }
 
 /**

@@ -1,7 +1,7 @@
 // The atlas's colours: from a head's number to the colour of its cell and of the text on it; and the legend that shows
 // them with numbers and what the measure means.
 
-import { rampFor, stepAt } from "../shared/colours.js";
+import { DIFFERENCE, rampFor, stepAt } from "../shared/colours.js";
 import { fill, make } from "../shared/elements.js";
 import { figure, translate } from "../shared/messages.js";
 
@@ -10,10 +10,6 @@ import { figure, translate } from "../shared/messages.js";
  * @typedef {{low: number, high: number, flat: boolean, colour: (value: number) => string, ink: (value: number) => string,
  *   gradient: string}} Painting
  */
-
-/** Less, nothing and more, in sRGB, on light and on dark paper: blue and orange, told apart by colour-blind eyes. */
-const LIGHT = { less: [33, 102, 172], none: [247, 247, 245], more: [190, 90, 10] };
-const DARK = { less: [120, 180, 240], none: [38, 41, 46], more: [250, 165, 80] };
 
 /** What lies closer together than this is rounding of sums in fp32, and no difference between heads. */
 const NOISE = 1e-5;
@@ -46,7 +42,7 @@ export function difference(values, dark) {
   const [least, most] = bounds(values);
   const largest = Math.max(Math.abs(least), Math.abs(most));
   const high = largest > NOISE ? largest : 1;
-  const { less, none, more } = dark ? DARK : LIGHT;
+  const { less, none, more } = dark ? DIFFERENCE.dark : DIFFERENCE.light;
   const mixed = (/** @type {number} */ value) => {
     const [end, share] = [value < 0 ? less : more, Math.min(1, Math.abs(value) / high)];
     return none.map((part, i) => Math.round(part + (end[i] - part) * share));

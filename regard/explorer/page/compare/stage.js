@@ -1,5 +1,5 @@
 // One session's three panes in a row (atlas, map, text or image), and two such rows when two sessions are compared: the
-// same head of both, the second atlas coloured by its own numbers or by the difference.
+// same head of both, the second row coloured by its own numbers or by the difference, and the heads that changed most.
 
 import { mount as mountAtlas } from "../atlas/atlas.js";
 import { mount as mountImage } from "../image/image.js";
@@ -8,13 +8,17 @@ import { mount as mountRanked } from "../opening/ranked.js";
 import { offerSaving } from "../share/saving.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
 import { titleOf } from "../shared/labels.js";
-import { translate } from "../shared/messages.js";
+import { digits, figure, translate } from "../shared/messages.js";
 import { fresh } from "../shell/opening.js";
 import { isAbort, latest } from "../source/source.js";
 import { compared, otherSide } from "../state.js";
 import { mount as mountText } from "../text/text.js";
+import { align, subtracting } from "./difference.js";
+import { offerSwap } from "./swap.js";
 
 /** @typedef {import("../effects/effects.js").Measurements} Measurements */
+/** @typedef {import("../source/source.js").Layer} Layer */
+/** @typedef {import("../source/source.js").Overview} Overview */
 /** @typedef {import("../source/source.js").SessionLine} SessionLine */
 /** @typedef {import("../source/source.js").Source} Source */
 /** @typedef {import("../state.js").State} State */
@@ -30,15 +34,16 @@ import { mount as mountText } from "../text/text.js";
  * @param {Source} source
  * @param {() => SessionLine[]} sessions
  * @param {Sides} measured
+ * @param {() => Promise<void>} arrived  told that there is a new session
  * @returns {{update: () => void, destroy: () => void}}
  */
-export function mount(element, store, source, sessions, measured) {
-  const stage = new Stage(element, store, source, sessions, measured);
+export function mount(element, store, source, sessions, measured, arrived) {
+  const stage = new Stage(element, store, source, sessions, measured, arrived);
   const off = store.on((state, changed) => {
     const other = compared(state) !== stage.compared;
-    if (other) stage.arrange();
-    if (changed.has("session")) stage.second?.update(); // its colours may show the difference to the first
+    if (other || changed.has("session")) stage.arrange(changed.has("session")); // to which the second is compared
     if (other || changed.has("session") || changed.has("lang")) stage.drawBars(state);
+    else if (changed.has("layer") || changed.has("head")) stage.markChanges(state);
   });
   stage.arrange();
   stage.drawBars(store.get());
@@ -56,33 +61,61 @@ class Stage {
    * @param {Source} source
    * @param {() => SessionLine[]} sessions
    * @param {Sides} measured
+   * @param {() => Promise<void>} arrived
    */
-  constructor(element, store, source, sessions, measured) {
+  constructor(element, store, source, sessions, measured, arrived) {
     this.element = element;
     this.store = store;
     this.source = source;
     this.sessions = sessions;
     this.measured = measured;
     this.bars = [make("div", { class: "side-bar" }), make("div", { class: "side-bar" })];
-    this.first = side(store, source, "first", measured.first);
+    this.changes = make("div", { class: "changes" });
+    this.next = latest();
+    this.first = side(store, source, "first", measured.first, {
+      swapped: async (session) => {
+        await arrived();
+        await this.#compareSwapped(session);
+      },
+    });
     /** @type {ReturnType<typeof side> | null} */
     this.second = null;
+    this.subtracted = false;
     fill(element, this.bars[0], this.first.element);
   }
 
-  /** Two rows while two are compared, else one. */
-  arrange() {
+  /**
+   * Two rows while two are compared, else one.
+   * @param {boolean} [anew]  the first is another one: differences to it are too
+   */
+  arrange(anew = false) {
     this.compared = compared(this.store.get());
     const comparing = this.compared !== "";
     this.element.classList.toggle("comparing", comparing);
-    if (comparing === (this.second !== null)) return;
+    const subtracted = this.store.get().compare?.difference ?? false;
+    if (comparing === (this.second !== null) && subtracted === this.subtracted && !(anew && subtracted)) return;
+    this.subtracted = subtracted;
     this.second?.destroy();
     this.second = comparing ? this.#secondSide() : null;
-    fill(this.element, this.bars[0], this.first.element, this.bars[1], this.second?.element);
+    fill(this.element, this.bars[0], this.first.element, this.bars[1], this.changes, this.second?.element);
   }
 
   #secondSide() {
-    return side(otherSide(this.store), this.source, "second", this.measured.second, () => this.#baseline());
+    const [first, lang] = [() => this.store.get().session, () => this.store.get().lang];
+    const weights = this.subtracted ? subtracting(this.source, first, lang) : this.source;
+    const baseline = () => this.#baseline();
+    return side(otherSide(this.store), this.source, "second", this.measured.second, { baseline, weights });
+  }
+
+  /**
+   * Both texts side by side, by their differences, at the head that changed most.
+   * @param {string} session
+   */
+  async #compareSwapped(session) {
+    const first = this.store.get().session;
+    const [top] = first === null || !this.source.changes ? [] : (await this.source.changes(first, session)).heads;
+    if (this.store.get().session !== first) return;
+    this.store.set({ ...(top ? lookingAt(top, session) : { compare: { ...fresh(session), difference: true } }), drawer: false });
   }
 
   /** Draw everything anew: sessions came, or light changed to dark. */
@@ -98,8 +131,65 @@ class Stage {
     return compare?.difference && session !== null ? this.source.overview(session) : null;
   }
 
+  /** The heads that changed most, and which tokens are compared. */
+  async drawChanges() {
+    const { lang, session, compare } = this.store.get();
+    const signal = this.next();
+    fill(this.changes);
+    if (compare === null || session === null) return;
+    try {
+      const [first, second] = await Promise.all([session, compare.session].map((id) => this.source.overview(id, signal)));
+      const ranked = comparable(first, second) ? await this.source.changes?.(session, compare.session, signal) : undefined;
+      if (signal.aborted) return;
+      fill(this.changes, ...(ranked ? this.#ranking(ranked, compare.session) : []), alignmentNote(align(first, second), lang));
+      this.markChanges(this.store.get());
+    } catch (error) {
+      if (!isAbort(error)) fill(this.changes); // the panes say what is wrong
+    }
+  }
+
+  /**
+   * @param {import("../source/source.js").Changes} ranked
+   * @param {string} second
+   */
+  #ranking({ heads, complete }, second) {
+    const { lang } = this.store.get();
+    const chips = heads.map((change) => {
+      const { layer, head, moved, words, before, after } = change;
+      const [query, key] = words.map((pair) => [...new Set(pair)].join(" / "));
+      const link = translate("{query} → {key}: {before}, then {after}", lang, { query, key, before: digits(before), after: digits(after) });
+      return make(
+        "li",
+        {},
+        make(
+          "button",
+          {
+            ...{ type: "button", class: "chip", title: link, "data-head": `${layer}.${head}`, "data-moved": moved },
+            onclick: () => this.store.set(lookingAt(change, second)),
+          },
+          translate("L{layer} H{head}", lang, { layer, head }),
+          " ",
+          make("b", {}, figure(moved)),
+        ),
+      );
+    });
+    const about = translate("The share of a head's attention that goes elsewhere in the second text.", lang);
+    return [
+      make("span", { title: about }, translate("Heads that changed most:", lang)),
+      make("ol", {}, ...chips),
+      !complete && make("span", { class: "about" }, translate("of some rows: the texts are long", lang)),
+    ];
+  }
+
+  /** @param {State} state */
+  markChanges({ layer, head }) {
+    for (const chip of this.changes.querySelectorAll("[data-head]"))
+      chip.setAttribute("aria-pressed", String(chip.getAttribute("data-head") === `${layer}.${head}`));
+  }
+
   /** @param {State} state */
   drawBars({ lang, session, compare }) {
+    void this.drawChanges();
     if (compare === null) return;
     const change = () => this.store.set({ compare: { ...compare, difference: !compare.difference } });
     const [first, second] = this.bars;
@@ -150,10 +240,50 @@ class Stage {
   }
 
   destroy() {
+    this.next();
     this.first.destroy();
     this.second?.destroy();
     fill(this.element);
   }
+}
+
+/**
+ * The state that shows a head of two sessions at the link that changed most.
+ * @param {import("../source/source.js").HeadChange} change
+ * @param {string} second
+ * @returns {Partial<State>}
+ */
+function lookingAt({ layer, head, query, key }, second) {
+  const compare = { ...fresh(second), difference: true, token: query[1], key: key[1] };
+  return { layer, head, token: query[0], key: key[0], window: null, region: null, compare };
+}
+
+/**
+ * Can the heads of two sessions be ranked by how they changed? That takes exact rows of tokens in layers that are the same.
+ * @param {Overview} first
+ * @param {Overview} second
+ */
+function comparable(first, second) {
+  const own = (/** @type {Overview} */ { length }, /** @type {Layer | undefined} */ layer) =>
+    layer?.rows && (layer.windows ?? 1) === 1 && layer.first === 0 && layer.queries === length && layer.keys === length;
+  return first.layers.some((layer, n) => {
+    const other = second.layers[n];
+    return own(first, layer) && own(second, other) && layer.path === other.path && layer.heads === other.heads;
+  });
+}
+
+/**
+ * Which tokens are compared, where not all are.
+ * @param {import("./difference.js").Alignment | null} alignment
+ * @param {State["lang"]} lang
+ */
+function alignmentNote(alignment, lang) {
+  if (alignment === null)
+    return make("span", { class: "about" }, translate("The texts are long and of different lengths: differences cannot be shown word by word.", lang));
+  const { counts: [first, second], before, after } = alignment;
+  if (first === second) return null;
+  const said = translate("{first} and {second} tokens: the first {before} and the last {after} are compared; those between are left out.", lang, { first, second, before, after });
+  return make("span", { class: "about" }, said);
 }
 
 /**
@@ -162,9 +292,10 @@ class Stage {
  * @param {Source} source
  * @param {"first" | "second"} name
  * @param {Measurements} measured
- * @param {() => Promise<import("../source/source.js").Overview | null>} [baseline]
+ * @param {{baseline?: () => Promise<Overview | null>, weights?: Source, swapped?: (session: string) => Promise<void>}} options
+ *   weights: where map and words come from, if not from the source.  swapped: told when a word was swapped
  */
-function side(store, source, name, measured, baseline) {
+function side(store, source, name, measured, { baseline, weights = source, swapped }) {
   const [atlas, map, text] = ["atlas", "map", "text"].map((kind) =>
     make("section", { class: `pane ${kind}`, "data-pane": kind }),
   );
@@ -174,8 +305,8 @@ function side(store, source, name, measured, baseline) {
   const panes = [
     mountRanked(ranked, store, source, measured),
     mountAtlas(atlas, store, source, measured, { baseline }),
-    mountMap(map, store, source),
-    mountRight(text, store, source, () => label()),
+    mountMap(map, store, weights),
+    mountRight(text, store, source, weights, () => label()),
   ];
   const label = () => {
     const { lang } = store.get();
@@ -191,6 +322,7 @@ function side(store, source, name, measured, baseline) {
     offerSaving(atlas, "atlas", store),
     offerSaving(map, "map", store),
     offerSaving(text, "text", store),
+    ...(swapped ? [offerSwap(text, store, source, swapped)] : []),
   ];
   const off = store.on((_, changed) => changed.has("lang") && label());
   const destroy = () => {
@@ -209,18 +341,19 @@ function side(store, source, name, measured, baseline) {
  * @param {HTMLElement} element
  * @param {import("../state.js").Store} store
  * @param {import("../source/source.js").Source} source
+ * @param {import("../source/source.js").Source} weights  of words
  * @param {() => void} changed  told when the one took the other's place
  * @returns {{update: () => void, destroy: () => void}}
  */
-function mountRight(element, store, source, changed) {
+function mountRight(element, store, source, weights, changed) {
   const next = latest();
   /** @type {{kind: string, pane: {update: () => void, destroy: () => void}} | null} */
   let shown = null;
   const show = (/** @type {"text" | "image"} */ kind) => {
     if (shown?.kind === kind) return;
-    const menus = [...element.children].filter((child) => child.matches("details.save"));
+    const menus = [...element.children].filter((child) => child.matches("[data-saving=skip]"));
     shown?.pane.destroy();
-    shown = { kind, pane: (kind === "image" ? mountImage : mountText)(element, store, source) };
+    shown = { kind, pane: kind === "image" ? mountImage(element, store, source) : mountText(element, store, weights) };
     element.append(...menus);
     changed();
   };

@@ -2,7 +2,7 @@
 
 import { stepAt } from "../shared/colours.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
-import { digits, howText, message, translate } from "../shared/messages.js";
+import { digits, howText, message, signedDigits, translate } from "../shared/messages.js";
 
 /** @typedef {import("../state.js").State} State */
 
@@ -36,8 +36,9 @@ export class MapBar {
    *   paper: import("../shared/colours.js").Paper, missing: number, error: string | null, isWhole: boolean, window: {window: number, windows: number} | null}} shown
    */
   show(state, shown) {
-    const built = JSON.stringify([state.lang, state.scale, state.sink, shown.isWhole]);
-    if (built !== this.built) this.#build(state, shown.isWhole);
+    const signed = shown.scale.signed ?? false; // of which the colours are always linear
+    const built = JSON.stringify([state.lang, state.scale, state.sink, shown.isWhole, signed]);
+    if (built !== this.built) this.#build(state, shown.isWhole, signed);
     this.built = built;
     const { scale, how, broken, paper, missing, error, window } = shown;
     const colours = [scale.kind, scale.low, scale.high, how, broken, paper.dark];
@@ -49,8 +50,9 @@ export class MapBar {
   /**
    * @param {State} state
    * @param {boolean} isWhole
+   * @param {boolean} signed
    */
-  #build(state, isWhole) {
+  #build(state, isWhole, signed) {
     const { lang } = state;
     const button = (/** @type {string} */ sign, /** @type {string} */ label, /** @type {number} */ factor, off = false) =>
       make("button", { type: "button", title: label, "aria-label": label, disabled: off, onclick: () => this.zoom(factor) }, sign);
@@ -67,7 +69,7 @@ export class MapBar {
         button("−", translate("Zoom out (−)", lang), 1 / 1.5, isWhole),
         button("+", translate("Zoom in (+)", lang), 1.5),
         button("⤢", translate("Show everything (0)", lang), 0, isWhole)),
-      scale,
+      !signed && scale,
       make("label", { class: "map-sink", title: translate(SINK_HINT, lang) }, box, translate("first key", lang)),
     );
     if (focus) /** @type {HTMLElement | null} */ (scale.querySelector(`[data-value="${state.scale}"]`))?.focus();
@@ -80,12 +82,13 @@ export class MapBar {
    */
   #explain(state, { scale, how, broken, paper, missing, error, window }) {
     const { lang } = state;
-    const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
+    const ramp = scale.signed ? paper.signed : paper.ramp;
+    const stops = Array.from({ length: 9 }, (_, i) => ramp.css[stepAt(i / 8)]);
     const pooled = how === "pooled";
     const numbers = [
-      make("span", { class: "map-low" }, scale.kind === "linear" ? "0" : digits(scale.low)),
+      make("span", { class: "map-low" }, scale.signed ? signedDigits(scale.low) : scale.kind === "linear" ? "0" : digits(scale.low)),
       make("span", { class: "map-ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` }),
-      make("span", { class: "map-high" }, digits(scale.high)),
+      make("span", { class: "map-high" }, scale.signed ? signedDigits(scale.high) : digits(scale.high)),
     ];
     fill(
       this.legend,
@@ -114,18 +117,19 @@ export class MapTip {
   /**
    * @param {number} x
    * @param {number} y
-   * @param {{lang: string, how: string, weight: number, queries: [number, number], keys: [number, number],
+   * @param {{lang: string, how: string, weight: number, signed: boolean, queries: [number, number], keys: [number, number],
    *   queryLabel: (i: number) => string, keyLabel: (j: number) => string}} cell
    */
-  show(x, y, { lang, how, weight, queries, keys, queryLabel, keyLabel }) {
+  show(x, y, { lang, how, weight, signed, queries, keys, queryLabel, keyLabel }) {
     const single = how !== "pooled";
+    const name = signed ? translate("change", lang) : single ? translate("weight", lang) : translate("share", lang);
     fill(
       this.element,
       side("query", translate("query", lang), translate("queries", lang), queries, queryLabel),
       side("key", translate("key", lang), translate("keys", lang), keys, keyLabel),
       make("div", { class: "tip-weight" },
-        make("span", { class: "tip-name" }, single ? translate("weight", lang) : translate("share", lang)),
-        make("b", { "data-weight": weight }, digits(weight)), " ", make("span", { class: "tip-how" }, howText(how, lang))),
+        make("span", { class: "tip-name" }, name),
+        make("b", { "data-weight": weight }, signed ? signedDigits(weight) : digits(weight)), " ", make("span", { class: "tip-how" }, howText(how, lang))),
     );
     this.element.hidden = false;
     const room = this.element.parentElement?.getBoundingClientRect();

@@ -48,6 +48,16 @@ function windowOf(layer, token) {
   return windows > 1 && layer ? Math.floor((token ?? 0) / (layer.queries / windows)) : null;
 }
 
+/**
+ * The tokens of the second session that have no counterpart in the first; null where all have one.
+ * @param {import("../compare/difference.js").Alignment} [alignment]
+ * @returns {Range | null}
+ */
+function apartOf(alignment) {
+  const [from, to] = alignment ? [alignment.before, alignment.counts[1] - alignment.after] : [0, 0];
+  return from < to ? [from, to] : null;
+}
+
 class MapPane {
   /**
    * @param {HTMLElement} element
@@ -202,9 +212,10 @@ class MapPane {
       }),
       ...{ token: state.token, key: state.key, brush: this.brush },
       ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j) },
+      ...{ signed: head.signed ?? false, apart: apartOf(head.alignment) },
       // Of a window, received and entropy are not known: only of the first.
       sides: { queries: translate("looks from ↓", lang), keys: translate("looks at →", lang) },
-      names: this.part ? NO_NAMES : { received: translate("received", lang), entropy: translate("entropy", lang) },
+      names: this.part || head.signed ? NO_NAMES : { received: translate("received", lang), entropy: translate("entropy", lang) },
     });
     if (broken === "all" && !this.error) this.#say(translate("weights are NaN: see regard doctor", lang));
     this.bar.show(state, {
@@ -374,6 +385,7 @@ class MapPane {
     const cell = cellAt(square, at.query, at.key);
     this.tip.show(x, y, {
       ...{ lang: state.lang, how: square.how, weight: square.values[cell.at], queries: cell.queries, keys: cell.keys },
+      signed: this.head?.signed ?? false,
       ...{ queryLabel: (at) => this.#queryLabel(at), keyLabel: (at) => this.#keyLabel(at) },
     });
   }

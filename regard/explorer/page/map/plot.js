@@ -15,7 +15,7 @@ import {
   bitmapOf,
   ticks,
 } from "../shared/canvas.js";
-import { scaleOf } from "../shared/colours.js";
+import { scaleOf, signedScale } from "../shared/colours.js";
 
 /** @typedef {import("../shared/camera.js").Range} Range */
 /** @typedef {import("../shared/camera.js").Seen} Seen */
@@ -42,6 +42,8 @@ import { scaleOf } from "../shared/colours.js";
  * @property {(index: number) => string} keyLabel
  * @property {{received: string, entropy: string}} names  of the bars
  * @property {{queries: string, keys: string}} sides  of the axes: "looks from ↓", "looks at →"
+ * @property {boolean} signed  cells are changes
+ * @property {Range | null} apart  tokens of a map of changes that have no counterpart
  */
 
 /** @typedef {"" | "some" | "all"} Broken  how many of some cells are NaN */
@@ -79,7 +81,7 @@ export class MapPlot {
     this.plot = layout.plot;
     const top = shown.squares.length > 0 ? shown.squares : [shown.base];
     const values = valuesOf(top, shown.seen, shown.sink);
-    const scale = scaleOf(shown.scale, values);
+    const scale = shown.signed ? signedScale(values) : scaleOf(shown.scale, values);
     pen.save();
     pen.beginPath();
     pen.rect(this.plot.x, this.plot.y, this.plot.width, this.plot.height);
@@ -87,6 +89,7 @@ export class MapPlot {
     this.#cells(pen, shown, top, scale);
     for (const square of top) crossBroken(pen, shown, square, this.plot);
     if (!shown.sink) hatchFirst(pen, shown, top[0], this.plot);
+    if (shown.apart) hatchApart(pen, shown, shown.apart, this.plot);
     chosen(pen, shown, this.plot);
     pen.restore();
     drawFrame(pen, this.plot, shown.paper.line);
@@ -107,9 +110,10 @@ export class MapPlot {
     this.painted = look;
     const layers = top[0] === shown.base ? [shown.base] : [shown.base, ...top];
     for (const square of layers) {
-      const own = square === shown.base && top[0] !== square ? scaleOf(shown.scale, valuesOf([square], shown.seen, shown.sink)) : scale;
+      const under = square === shown.base && top[0] !== square && !shown.signed;
+      const own = under ? scaleOf(shown.scale, valuesOf([square], shown.seen, shown.sink)) : scale;
       let bitmap = this.bitmaps.get(square.key);
-      if (!bitmap) this.bitmaps.set(square.key, (bitmap = bitmapOf(square.cells, square.across, own, shown.paper.ramp)));
+      if (!bitmap) this.bitmaps.set(square.key, (bitmap = bitmapOf(square.cells, square.across, own, shown.signed ? shown.paper.signed : shown.paper.ramp)));
       if (square !== shown.base) wipe(pen, square, shown.seen, this.plot);
       drawBitmap(pen, bitmap, square, shown.seen, this.plot);
     }
@@ -261,6 +265,18 @@ function hatchFirst(pen, shown, square, plot) {
   const stop = span(square.cols) / square.across;
   if (shown.seen.cols[0] >= stop) return;
   drawHatching(pen, boxOf({ rows: shown.seen.rows, cols: [0, stop] }, shown.seen, plot), shown.paper.paper, shown.paper.line);
+}
+
+/**
+ * The rows and the columns of tokens that have no counterpart, hatched.
+ * @param {Pen} pen
+ * @param {Shown} shown
+ * @param {Range} apart
+ * @param {Box} plot
+ */
+function hatchApart(pen, { seen, paper }, apart, plot) {
+  for (const ranges of [{ rows: apart, cols: seen.cols }, { rows: seen.rows, cols: apart }])
+    drawHatching(pen, boxOf(ranges, seen, plot), paper.paper, paper.line);
 }
 
 /**

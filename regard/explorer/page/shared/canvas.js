@@ -41,7 +41,7 @@ export function bitmapOf(cells, across, scale, ramp) {
   const pen = /** @type {Pen} */ (bitmap.getContext("2d"));
   const image = pen.createImageData(bitmap.width, bitmap.height);
   for (let i = 0; i < cells.length; i++) {
-    if (!(cells[i] > 0)) continue;
+    if (!cells[i]) continue;
     const from = 3 * stepAt(scale.place(cells[i]));
     image.data.set(ramp.rgb.subarray(from, from + 3), 4 * i);
     image.data[4 * i + 3] = 255;
@@ -111,7 +111,7 @@ export function drawCellMarks(pen, how, square, seen, plot, colour) {
   pen.fillStyle = colour;
   for (let i = top; i < bottom; i++) {
     for (let j = left; j < right; j++) {
-      if (!(square.cells[i * square.across + j] > 0)) continue;
+      if (!square.cells[i * square.across + j]) continue;
       const [x, y] = [box.x + j * wide, box.y + i * high];
       if (how === "pooled") pen.fillRect(x, y, 1.5, 1.5);
       else {

@@ -6,29 +6,36 @@
 // shell/colours.css.
 
 /** @typedef {"linear" | "log" | "rank"} ScaleKind */
-/** @typedef {{kind: ScaleKind, low: number, high: number, place: (value: number) => number}} Scale */
+/** signed: 0 is in the middle, and the ramp is that of differences. @typedef {{kind: ScaleKind, low: number, high: number, signed?: boolean, place: (value: number) => number}} Scale */
 /** @typedef {{dark: boolean, rgb: Uint8ClampedArray, css: string[], ink: string[]}} Ramp */
 
 const STEPS = 256;
 /** Lightness, chroma and hue at the paper's end and at the far end. */
 const LIGHT = { from: [0.985, 0.006, 200], to: [0.255, 0.085, 276], bulge: 0.072 };
 const DARK = { from: [0.235, 0.03, 276], to: [0.96, 0.045, 190], bulge: 0.072 };
+/** Less, nothing and more, in sRGB, on light and on dark paper: blue and orange, told apart by colour-blind eyes. */
+export const DIFFERENCE = {
+  light: { less: [33, 102, 172], none: [247, 247, 245], more: [190, 90, 10] },
+  dark: { less: [120, 180, 240], none: [38, 41, 46], more: [250, 165, 80] },
+};
 /** Logarithms go no further below the largest value than this many tenfolds. */
 const DECADES = 5;
 
-/** @type {Map<boolean, Ramp>} */
+/** @type {Map<string, Ramp>} */
 const made = new Map();
 
 /**
- * The ramp for light or for dark paper, made once.
+ * The ramp for light or for dark paper, of weights or of differences, made once.
  * @param {boolean} dark
+ * @param {boolean} [signed]
  * @returns {Ramp}
  */
-export function rampFor(dark) {
-  const known = made.get(dark);
+export function rampFor(dark, signed = false) {
+  const name = `${dark} ${signed}`;
+  const known = made.get(name);
   if (known) return known;
-  const ramp = makeRamp(dark);
-  made.set(dark, ramp);
+  const ramp = rampOf(dark, signed ? differences(dark) : evenly(dark ? DARK : LIGHT).map(toRgb));
+  made.set(name, ramp);
   return ramp;
 }
 
@@ -68,6 +75,18 @@ export function scaleOf(kind, values) {
   low = Math.min(Math.max(low, high * 10 ** -DECADES), high / 10);
   const span = Math.log(high / low);
   return { kind, low, high, place: (value) => (value > 0 ? clamp(Math.log(value / low) / span) : 0) };
+}
+
+/**
+ * The scale of differences: from the largest decrease, or as much below 0 as the largest increase is above, to the other end.
+ * @param {Iterable<number>} values
+ * @returns {Scale}
+ */
+export function signedScale(values) {
+  let high = 0;
+  for (const value of values) if (Math.abs(value) > high) high = Math.abs(value);
+  const most = high || 1;
+  return { kind: "linear", signed: true, low: -most, high: most, place: (value) => clamp(0.5 + value / (2 * most)) };
 }
 
 /**
@@ -111,17 +130,26 @@ function clamp(place) {
   return place > 0 ? Math.min(place, 1) : 0;
 }
 
+/** @param {boolean} dark */
+function differences(dark) {
+  const { less, none, more } = dark ? DIFFERENCE.dark : DIFFERENCE.light;
+  return Array.from({ length: STEPS }, (_, step) => {
+    const share = (2 * step) / (STEPS - 1) - 1;
+    return none.map((part, i) => part + ((share < 0 ? less : more)[i] - part) * Math.abs(share));
+  });
+}
+
 /**
  * @param {boolean} dark
+ * @param {number[][]} colours  STEPS of them, in sRGB
  * @returns {Ramp}
  */
-function makeRamp(dark) {
-  const path = evenly(dark ? DARK : LIGHT);
+function rampOf(dark, colours) {
   const rgb = new Uint8ClampedArray(STEPS * 3);
   const css = [];
   const ink = [];
   for (let step = 0; step < STEPS; step++) {
-    const colour = toRgb(path[step]);
+    const colour = colours[step];
     rgb.set(colour, step * 3);
     css.push(`rgb(${rgb[3 * step]} ${rgb[3 * step + 1]} ${rgb[3 * step + 2]})`);
     // Black and white contrast equally at a luminance of 0.179 (WCAG 2).
@@ -201,7 +229,7 @@ function luminance(red, green, blue) {
 // ---------------------------------------------------------------------------------------------------------------- inks
 
 /**
- * @typedef {{dark: boolean, ramp: Ramp, paper: string, ink: string, muted: string,
+ * @typedef {{dark: boolean, ramp: Ramp, signed: Ramp, paper: string, ink: string, muted: string,
  *   line: string, gap: string, dot: string, bar: string, veil: string, query: string, key: string, alarm: string}} Paper
  */
 
@@ -218,7 +246,7 @@ export function paperUnder(element) {
   const style = getComputedStyle(element);
   const own = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
   return {
-    ...{ dark, ramp: rampFor(dark), paper: own("paper"), ink: own("ink"), muted: own("muted"), line: own("strong-line") },
+    ...{ dark, ramp: rampFor(dark), signed: rampFor(dark, true), paper: own("paper"), ink: own("ink"), muted: own("muted"), line: own("strong-line") },
     ...{ bar: own("bar"), query: own("query"), key: own("key"), alarm: own("error"), ...(dark ? DARK_MARKS : LIGHT_MARKS) },
   };
 }

@@ -120,6 +120,15 @@ export function figure(value) {
 }
 
 /**
+ * A change of a weight, with its sign.
+ * @param {number | null | undefined} change
+ */
+export function signedDigits(change) {
+  if (!change) return digits(change);
+  return `${change > 0 ? "+" : "−"}${digits(Math.abs(change))}`;
+}
+
+/**
  * A weight in four digits; "–" where it is not known.
  * @param {number | null | undefined} weight
  */

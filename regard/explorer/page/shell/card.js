@@ -1,9 +1,10 @@
-// The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links), what the chosen link does,
-// and the steps of one query.
+// The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links), what the model predicts,
+// what the chosen link does, and the steps of one query.
 
 import { measureAbout, measureName } from "../atlas/heads.js";
 import { mount as mountEffect } from "../effects/pane.js";
 import { brokenOf } from "../map/plot.js";
+import { mount as mountPredictions } from "../predictions/predictions.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
 import { Naming, visibly } from "../shared/labels.js";
 import { figure, message, translate } from "../shared/messages.js";
@@ -32,8 +33,9 @@ const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
  * @returns {{update: () => void, destroy: () => void}}
  */
 export function mount(element, store, source, measured) {
-  const [left, middle, right] = ["card", "effect", "steps"].map((name) => make("section", { class: name }));
-  fill(element, left, middle, right);
+  const names = ["card", "predictions", "effect", "steps"];
+  const [left, predicted, middle, right] = names.map((name) => make("section", { class: name }));
+  fill(element, left, predicted, middle, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {
     if (changed.has("session")) card.clear(); // the words and numbers of another one
@@ -42,11 +44,11 @@ export function mount(element, store, source, measured) {
   });
   const effect = mountEffect(middle, store, source, measured);
   const steps = mountSteps(right, store, source);
+  const predictions = mountPredictions(predicted, store, source);
   void card.load();
   const destroy = () => {
     off();
-    effect.destroy();
-    steps.destroy();
+    for (const pane of [effect, steps, predictions]) pane.destroy();
     fill(element);
   };
   return { update: () => void card.load(), destroy };

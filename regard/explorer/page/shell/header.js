@@ -2,7 +2,7 @@
 
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { titleOf, visibly } from "../shared/labels.js";
-import { translate } from "../shared/messages.js";
+import { translate, translateParts } from "../shared/messages.js";
 
 /** @typedef {import("../source/source.js").Overview} Overview */
 /** @typedef {import("../source/source.js").SessionLine} SessionLine */
@@ -18,6 +18,7 @@ import { translate } from "../shared/messages.js";
  * @property {() => void} newText
  * @property {() => void} compare
  * @property {() => void} help
+ * @property {(text: string) => void} readKorean  with the model that knows Korean
  */
 
 /**
@@ -78,8 +79,32 @@ export function drawHeader(element, store, shown) {
       "?",
     ),
   );
+  const suggestion = shown.overview?.suggestion;
+  if (suggestion && state.compare === null) element.append(koreanNote(suggestion, lang, shown));
   const again = choice ? `[data-choice="${choice}"] [aria-checked=true]` : role ? `[data-role="${role}"]` : null;
   if (again) /** @type {HTMLElement | null} */ (element.querySelector(again))?.focus();
+}
+
+/**
+ * A Korean text that a model without Korean read: which one knows it, and how to have it.
+ * @param {import("../source/source.js").Suggestion} suggestion
+ * @param {State["lang"]} lang
+ * @param {Shown} shown
+ */
+function koreanNote({ name, fetched, command, size }, lang, { canLook, overview, readKorean }) {
+  const text = overview?.text;
+  const known = translate("This model does not know Korean; {name} does.", lang, { name });
+  const how = translateParts("This model does not know Korean: {command} downloads one that does ({size} MB).", lang, {
+    command: make("code", {}, command),
+    size,
+  });
+  const read = () => text && readKorean(text);
+  return make(
+    "p",
+    { class: "suggestion", role: "note" },
+    ...(fetched ? [known] : how),
+    fetched && canLook && text && make("button", { type: "button", "data-role": "korean", onclick: read }, translate("Read it with {name}", lang, { name })),
+  );
 }
 
 /**

@@ -10,6 +10,7 @@ const KEYS = [
   [["←", "→", "↑", "↓"], message("move from head to head")],
   [["j", "k"], message("next and previous token")],
   [["←", "→", "↑", "↓"], message("on the image: next patch")],
+  [["e"], message("on a word: swap it for another")],
   [["/"], message("search heads")],
   [["n"], message("read a new text")],
   [["c"], message("compare with a second session")],

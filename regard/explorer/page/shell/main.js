@@ -142,7 +142,7 @@ class Page {
     const overview = await this.source.overview(session);
     this.overview = overview;
     const state = { ...this.store.get(), ...also };
-    const patch = anew ? { ...also, ...fresh(session), ...overview.opening } : { ...also, session };
+    const patch = anew ? { off: "", ...also, ...fresh(session), ...overview.opening } : { ...also, session };
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
@@ -176,7 +176,8 @@ class Page {
   build() {
     this.clear();
     this.element.dataset.state = "ready";
-    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions, this.measured);
+    const arrived = async () => void (this.sessions = await this.source.sessions());
+    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions, this.measured, arrived);
     this.redrawStage = stage.update;
     this.panes = [stage, { destroy: () => this.card?.destroy() }];
     this.mountCard("first");
@@ -349,6 +350,7 @@ class Page {
       newText,
       compare,
       help,
+      readKorean: (text) => (this.openWindow(false), void this.choosing?.read(text, "korean")),
     });
     this.handle.setAttribute("aria-expanded", String(state.drawer));
     fill(

@@ -26,7 +26,8 @@ const IMAGE = /\.(jpe?g|png|gif|bmp|webp|tiff?|ppm|pgm|jp2|avif|heic)$/i;
  * @param {Store} store
  * @param {Source} source
  * @param {Done} done
- * @returns {{update: () => void, destroy: () => void, take: (given: DataTransfer) => void, focus: () => void}}
+ * @returns {{update: () => void, destroy: () => void, take: (given: DataTransfer) => void, focus: () => void,
+ *   read: (text: string, model: string) => Promise<void>}}  read: a text with a model, by its id
  */
 export function mount(element, store, source, done) {
   const form = new Choosing(element, store, source, done);
@@ -38,7 +39,12 @@ export function mount(element, store, source, done) {
     form.stop();
     fill(element);
   };
-  return { update: () => form.draw(), destroy, take: (given) => void form.take(given), focus: () => form.text.focus() };
+  const read = async (/** @type {string} */ text, /** @type {string} */ model) => {
+    form.text.value = text;
+    await form.look(text, model);
+  };
+  const take = (/** @type {DataTransfer} */ given) => void form.take(given);
+  return { update: () => form.draw(), destroy, take, focus: () => form.text.focus(), read };
 }
 
 class Choosing {
@@ -66,6 +72,10 @@ class Choosing {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
     });
     this.model = make("select", { "data-role": "model", onchange: () => this.#drawFiles() });
+    this.where = make("input", {
+      ...{ type: "text", "data-role": "where", spellcheck: "false", autocomplete: "off", autocapitalize: "off" },
+      onkeydown: (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && !event.isComposing && void this.openModel(),
+    });
     this.cut = make("input", { type: "checkbox", "data-role": "cut" });
     this.file = make("input", {
       type: "file",
@@ -94,18 +104,18 @@ class Choosing {
     this.#drawModels(); // not the rest: somebody may be typing already
   }
 
-  #drawModels() {
+  /** @param {string} [chosen]  an id; "" for the one that the server picks by the text */
+  #drawModels(chosen = this.model.value) {
     const { lang } = this;
-    const chosen = this.model.value;
+    const automatic = { id: "", name: translate("automatic", lang), images: false };
     fill(
       this.model,
-      ...(this.models.length ? this.models : [{ id: "", name: translate("Default model", lang) }]).map(
-        ({ id, name, ...more }) =>
-          make(
-            "option",
-            { value: id, selected: chosen ? id === chosen : more.default },
-            more.images ? translate("{name} (images)", lang, { name }) : name,
-          ),
+      ...[automatic, ...this.models].map(({ id, name, images }) =>
+        make(
+          "option",
+          { value: id, selected: id === chosen },
+          images ? translate("{name} (images)", lang, { name }) : name,
+        ),
       ),
     );
     this.#drawFiles();
@@ -118,7 +128,8 @@ class Choosing {
 
   /** Whether the chosen model may look at images: only one that is known not to does not. */
   get #seeing() {
-    return this.models.find(({ id }) => id === this.model.value)?.images !== false;
+    const { value } = this.model;
+    return this.models.find(({ id, default: first }) => (value === "" ? first : id === value))?.images !== false;
   }
 
   /** The button that opens files, of images only where the chosen model looks at them. */
@@ -145,6 +156,7 @@ class Choosing {
   draw() {
     const { lang } = this;
     this.#drawModels();
+    this.where.placeholder = translate("a directory, or a hub id: owner/name", lang);
     fill(
       this.element,
       make(
@@ -163,6 +175,12 @@ class Choosing {
           { type: "button", class: "primary", "data-role": "start", onclick: () => void this.start() },
           translate("Look", lang),
         ),
+      ),
+      this.source.openModel && make(
+        "div",
+        { class: "line" },
+        make("label", { class: "field inline" }, make("span", {}, translate("Another model", lang)), this.where),
+        make("button", { type: "button", "data-role": "open-model", onclick: () => void this.openModel() }, translate("Open", lang)),
       ),
       make("label", { class: "check" }, this.cut, translate("Cut a text that is longer than the model takes", lang)),
       make("div", { class: "line" }, this.open, this.file, this.hint),
@@ -282,14 +300,32 @@ class Choosing {
   /**
    * Let the model read a text, and wait for it.
    * @param {string} text
+   * @param {string} [model]  its id; default the chosen one
    */
-  async look(text) {
+  async look(text, model = this.model.value) {
     if (text !== this.example?.text) this.example = null;
     if (!text.trim()) return this.#fail(translate("Type a text first.", this.lang));
     await this.#job(
       message("Reading the text …"),
-      () => this.source.look.start(text, this.model.value || null, this.cut.checked),
+      () => this.source.look.start(text, model || null, this.cut.checked),
     );
+  }
+
+  /** Open a model by its directory or hub id, and choose it. */
+  async openModel() {
+    const where = this.where.value.trim();
+    if (!where) return this.#fail(translate("Type the directory or the hub id of a model first.", this.lang));
+    await this.#job(LOADING, () => /** @type {Promise<string>} */ (this.source.openModel?.(where)));
+  }
+
+  /** @param {string} model  the id of one that was opened */
+  async #opened(model) {
+    this.models = await this.source.models().catch(() => this.models);
+    this.where.value = "";
+    this.#drawModels(model);
+    const { name = "" } = this.models.find(({ id }) => id === model) ?? {};
+    fill(this.said, translate("{name} is open, and chosen.", this.lang, { name }));
+    this.text.focus();
   }
 
   /**
@@ -317,12 +353,14 @@ class Choosing {
    */
   async #wait(job, mine, reading) {
     for (;;) {
-      const { state, session, error } = await this.source.look.poll(job);
+      const { state, progress, session, model, error } = await this.source.look.poll(job);
       if (mine !== this.work) return;
+      if (state === "done" && model) return void (this.#end(mine) && (await this.#opened(model)));
       if (state === "done" && session) return void (this.#end(mine) && this.done(session, this.example));
       if (state === "failed") throw new Error(error ?? state);
       if (state === "cancelled") return void (this.#end(mine) && fill(this.said, translate("Cancelled.", this.lang)));
-      this.#tell(state === "reading" ? reading : LOADING);
+      const fetching = progress === "downloading" ? message("Downloading the model …") : LOADING;
+      this.#tell(state === "reading" ? reading : fetching, / MB$/.test(progress ?? "") ? progress : "");
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
   }
@@ -357,11 +395,16 @@ class Choosing {
     return ++this.work;
   }
 
-  /** @param {string} text  in English */
-  #tell(text) {
-    if (this.phase === text || !this.phaseWords) return;
-    this.phase = text;
-    fill(this.phaseWords, translate(text, this.lang));
+  /**
+   * @param {string} text  in English
+   * @param {string} [amount]  how much of it, "12 of 90 MB"
+   */
+  #tell(text, amount = "") {
+    if (this.phase === text + amount || !this.phaseWords) return;
+    this.phase = text + amount;
+    const [, done, all] = /^(\d+) of (\d+) MB$/.exec(amount) ?? [];
+    const parts = done === undefined ? "" : ` ${translate("{done} of {all} MB", this.lang, { done, all })}`;
+    fill(this.phaseWords, translate(text, this.lang) + parts);
   }
 
   #tick() {

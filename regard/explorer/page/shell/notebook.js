@@ -28,7 +28,7 @@ export class NotebookSource {
   /** @param {Model} model */
   constructor(model) {
     this.model = model;
-    this.can = { look: false, open: false, measure: true };
+    this.can = { look: false, open: false, measure: true, switch: true };
     this.kept = new AnswerCache(256);
     this.asked = 0;
     /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: Error) => void}>} */
@@ -130,6 +130,11 @@ export class NotebookSource {
   /** @type {Source["measure"]} */
   measure(session, { token, key, layer, head }) {
     return this.#send("measure", { token, key, layer, head });
+  }
+
+  /** @type {Source["predictions"]} */
+  predictions(session, without, signal) {
+    return this.#ask("predictions", { without }, signal);
   }
 
   /** @type {Source["image"]} */

@@ -21,7 +21,7 @@ import { imageSums, levelsOf, placeIn } from "./rows.js";
  * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
  *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
- *   thumbnails?: any, hover?: boolean, ranked?: import("./source.js").Ranked,
+ *   thumbnails?: any, hover?: boolean, ranked?: import("./source.js").Ranked, predictions?: any,
  *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
@@ -41,7 +41,7 @@ export class EmbeddedSource {
   /** @param {Data} data */
   constructor(data) {
     this.data = data;
-    this.can = { look: false, open: false, measure: false };
+    this.can = { look: false, open: false, measure: false, switch: false };
     /** @type {Map<string, any>} */
     this.decoded = new Map();
     const refuse = async () => {
@@ -235,6 +235,11 @@ export class EmbeddedSource {
    */
   carried(session) {
     return Object.values(this.data.sessions[session]?.effects ?? {});
+  }
+
+  /** @type {Source["predictions"]} */
+  async predictions(session) {
+    return this.#session(session).predictions ?? null;
   }
 
   /** @type {Source["image"]} */

@@ -24,8 +24,9 @@ import { unpackAll } from "./arrays.js";
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
  *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][], opening?: Opening | null,
- *   images?: ImageLine[], layouts?: import("../image/patches.js").TokenLayout[], warning: string}} Overview
+ *   suggestion?: Suggestion | null, images?: ImageLine[], layouts?: import("../image/patches.js").TokenLayout[], warning: string}} Overview
  */
+/** A model that reads the text better, and the command that fetches it. @typedef {{name: string, fetched: boolean, command: string, size: number}} Suggestion */
 /** Where to look first. @typedef {{layer: number, head: number, token: number | null, key: number | null}} Opening */
 /**
  * An image that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
@@ -41,12 +42,13 @@ import { unpackAll } from "./arrays.js";
  * @typedef {{layer: number, head: number, path: string, map: Numbers, how: string, received: Numbers | null,
  *   entropy: Numbers | null, numbers: Record<string, number | null>, patterns: Record<string, number>,
  *   label: string | null, sentence: string, links: Link[],
- *   links_how?: string}} HeadAnswer
+ *   links_how?: string, signed?: boolean, alignment?: import("../compare/difference.js").Alignment}} HeadAnswer
  */
 /**
  * how: "exact"; "rounded", off by at most error; "strongest", where weights that are not known are NaN.
+ * signed: the weights are changes, second − first, NaN where a key has no counterpart.
  * @typedef {{token: number, start: number, stop: number, weights: Numbers, ribbon: {sum: Numbers, max: Numbers},
- *   top: {key: number, weight: number}[], sum: number | null, how: string, error?: number}} Row
+ *   top: {key: number, weight: number}[], sum: number | null, how: string, error?: number, signed?: boolean}} Row
  */
 /** @typedef {{rows: number[], cols: number[], cells: Numbers, how: string, error?: number}} Tile */
 /**
@@ -86,6 +88,20 @@ import { unpackAll } from "./arrays.js";
  * One link in every head, (L, Hmax), NaN where there is none; effects: of what was measured, or null.
  * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null}} LinkInHeads
  */
+/** A token or label. before: its logit with all heads on. @typedef {{id: number, label: string, logit: number, probability: number | null, before: number | null}} Prediction */
+/** The likeliest at one place. lse: by temperature; null where there is no softmax. @typedef {{token: number | null, lse: number[] | null, top: Prediction[]}} Predicted */
+/**
+ * What the model predicts, with the heads [layer, head] of `without` switched off.
+ * @typedef {{kind: "next_token" | "fill_mask" | "labels" | "none", reason: "no_model" | "no_head" | "no_mask" | null,
+ *   without: number[][], temperatures: number[], places: Predicted[]}} Predictions
+ */
+/**
+ * The heads whose attention differs most between two sessions; query, key, words, before and after are of the link that
+ * changed most. before, after: tokens that are alike at the beginning and at the end.
+ * @typedef {{layer: number, head: number, moved: number, query: number[], key: number[], words: string[][],
+ *   before: number, after: number}} HeadChange
+ * @typedef {{counts: number[], before: number, after: number, heads: HeadChange[], complete: boolean}} Changes
+ */
 /** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
@@ -94,12 +110,12 @@ import { unpackAll } from "./arrays.js";
  */
 /**
  * @typedef {{state: "loading" | "reading" | "measuring" | "done" | "failed" | "cancelled", progress?: string,
- *   session?: string | null, error?: string | null}} Job
+ *   session?: string | null, error?: string | null, model?: string}} Job
  */
 /**
  * @typedef {object} Source
- * @property {{look: boolean, open: boolean, measure: boolean}} can  whether new texts can be read, files be opened, and
- *   links be measured
+ * @property {{look: boolean, open: boolean, measure: boolean, switch: boolean}} can  whether new texts can be read,
+ *   files be opened, links be measured, and heads be switched off
  * @property {(signal?: AbortSignal) => Promise<SessionLine[]>} sessions
  * @property {(signal?: AbortSignal) => Promise<ModelLine[]>} models
  * @property {(session: string, signal?: AbortSignal) => Promise<Overview>} overview
@@ -123,6 +139,12 @@ import { unpackAll } from "./arrays.js";
  *   so far
  * @property {(session: string, link: LinkQuestion, tell: (progress: string) => void, signal: AbortSignal) =>
  *   Promise<Effects>} measure
+ * @property {(session: string, without: [number, number][], signal?: AbortSignal) => Promise<Predictions | null>}
+ *   predictions  null where an exported page has none
+ * @property {(session: string, other: string, signal?: AbortSignal) => Promise<Changes>} [changes]
+ * @property {(session: string, token: number, word: string) => Promise<string>} [swap]  the job that reads the text with
+ *   another word in a token's place
+ * @property {(where: string) => Promise<string>} [openModel]  the job that opens a model by its directory or hub id
  * @property {(session: string) => {token: number, key: number}[]} [carried]  links whose effects a page carries
  * @property {(session: string, number: number) => Promise<string>} image  an address of its bytes
  * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
@@ -205,7 +227,7 @@ export class HttpSource {
   /** @param {string} base  the address under which /api lies, without a slash at its end: "" for the page's own */
   constructor(base) {
     this.base = base;
-    this.can = { look: true, open: true, measure: true };
+    this.can = { look: true, open: true, measure: true, switch: true };
     this.kept = new AnswerCache(256);
     this.look = {
       /** @type {Source["look"]["start"]} */
@@ -304,6 +326,27 @@ export class HttpSource {
       tell(progress ?? "");
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
+  }
+
+  /** @type {Source["predictions"]} */
+  predictions(session, without, signal) {
+    return this.#ask(session, "predictions", { without: without.map((place) => place.join(".")).join(",") }, signal);
+  }
+
+  /** @type {NonNullable<Source["changes"]>} */
+  changes(session, other, signal) {
+    return this.#ask(session, "changes", { other }, signal);
+  }
+
+  /** @type {NonNullable<Source["swap"]>} */
+  async swap(session, token, word) {
+    const path = `session/${encodeURIComponent(session)}/swap`;
+    return (await this.#send("POST", path, JSON.stringify({ token, word }))).job;
+  }
+
+  /** @type {NonNullable<Source["openModel"]>} */
+  async openModel(where) {
+    return (await this.#send("POST", "models", JSON.stringify({ where }))).job;
   }
 
   /** @type {Source["image"]} */

@@ -3,7 +3,7 @@
 
 import { stepAt } from "../shared/colours.js";
 import { fill, focusedAround, make, svgElement } from "../shared/elements.js";
-import { digits, howText, message, translate } from "../shared/messages.js";
+import { digits, howText, message, signedDigits, translate } from "../shared/messages.js";
 
 /** @typedef {{key: number, weight: number}} Top */
 /**
@@ -36,11 +36,14 @@ export class LinkList {
     const focus = focusedAround(this.element);
     const focused = this.element.contains(focus) ? focus?.getAttribute("data-key") : null;
     const lines = top.map((link, i) => {
-      const colour = paper.ramp.css[stepAt(Math.max(0.35, scale.place(link.weight)))];
-      const width = `${((100 * link.weight) / top[0].weight).toFixed(1)}%`;
-      return make("li", {}, this.#line(link, names[i], link.key === key, `width: ${width}; background: ${colour}`));
+      const place = scale.place(link.weight);
+      const colour = scale.signed ? paper.signed.css[stepAt(place)] : paper.ramp.css[stepAt(Math.max(0.35, place))];
+      const width = `${(100 * Math.abs(link.weight / top[0].weight)).toFixed(1)}%`;
+      const number = scale.signed ? signedDigits(link.weight) : digits(link.weight);
+      return make("li", {}, this.#line(link, names[i], link.key === key, `width: ${width}; background: ${colour}`, number));
     });
-    fill(this.element, make("h3", {}, translate("Strongest links", lang)), make("ol", {}, ...lines));
+    const title = scale.signed ? message("Largest changes") : message("Strongest links");
+    fill(this.element, make("h3", {}, translate(title, lang)), make("ol", {}, ...lines));
     if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-key="${focused}"]`))?.focus();
   }
 
@@ -49,8 +52,9 @@ export class LinkList {
    * @param {string} name
    * @param {boolean} chosen
    * @param {string} bar
+   * @param {string} number
    */
-  #line({ key, weight }, name, chosen, bar) {
+  #line({ key, weight }, name, chosen, bar, number) {
     const given = { type: "button", "aria-pressed": String(chosen), "data-key": key, "data-weight": weight };
     return make(
       "button",
@@ -58,7 +62,7 @@ export class LinkList {
       make("bdi", { class: "link-word" }, name),
       make("span", { class: "link-place" }, String(key)),
       make("span", { class: "link-bar" }, make("span", { style: bar })),
-      make("span", { class: "link-weight" }, digits(weight)),
+      make("span", { class: "link-weight" }, number),
     );
   }
 }
@@ -71,17 +75,19 @@ export class LinkList {
  */
 export function sayLink({ row, key, lang, queryName, keyName, place, hint }) {
   const weight = key === null ? (hasNaN(row) ? NaN : null) : weightOf(row, key);
+  const how = row.signed ? translate("change (second − first)", lang) : howText(row.how, lang);
   return [
     make("bdi", { class: "said-query" }, queryName),
     make("span", { class: "said-place" }, String(place)),
     make("span", {}, "→"),
     make("bdi", { class: "said-key" }, keyName),
     make("span", { class: "said-place" }, key === null ? "" : String(key)),
-    make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
+    make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight },
+      row.signed ? signedDigits(weight) : digits(weight)),
     make(
       "span",
       { class: "said-how" },
-      Number.isNaN(weight) ? translate("weights are NaN: see regard doctor", lang) : howText(row.how, lang),
+      Number.isNaN(weight) ? translate("weights are NaN: see regard doctor", lang) : how,
     ),
     make("span", { class: "said-hint" }, hint),
   ];
@@ -91,8 +97,8 @@ export function sayLink({ row, key, lang, queryName, keyName, place, hint }) {
  * Are weights of a row NaN? Where a page holds the strongest alone, NaN stands for those that it does not hold.
  * @param {import("../source/source.js").Row} row
  */
-export function hasNaN({ weights, how }) {
-  return how !== "strongest" && weights.data.some(Number.isNaN);
+export function hasNaN({ weights, how, signed }) {
+  return how !== "strongest" && !signed && weights.data.some(Number.isNaN);
 }
 
 /**
@@ -102,7 +108,7 @@ export function hasNaN({ weights, how }) {
  */
 export function weightOf(row, key) {
   const weight = row.weights.data[key - row.start];
-  if (key >= row.start && key < row.stop && !(row.how === "strongest" && Number.isNaN(weight))) return weight;
+  if (key >= row.start && key < row.stop && !((row.how === "strongest" || row.signed) && Number.isNaN(weight))) return weight;
   return row.top.find((link) => link.key === key)?.weight ?? null;
 }
 

@@ -1,7 +1,7 @@
 // The text pane: a ribbon over all tokens, the words of a window with the heat of the chosen token's exact row, and its
 // strongest links as arcs (short texts) and as a list.
 
-import { paperUnder, scaleOf } from "../shared/colours.js";
+import { paperUnder, scaleOf, signedScale } from "../shared/colours.js";
 import { fill, make, watchSurroundings } from "../shared/elements.js";
 import { Labels } from "../shared/labels.js";
 import { translate } from "../shared/messages.js";
@@ -273,7 +273,8 @@ class TextPane {
   #scale(state, row) {
     if (row === null) return scaleOf(state.scale, []);
     const shown = Array.from(row.weights.data, (weight, i) => ({ key: row.start + i, weight })).concat(row.top);
-    return scaleOf(state.scale, shown.filter(({ key }) => state.sink || key !== 0).map(({ weight }) => weight));
+    const weights = shown.filter(({ key }) => state.sink || key !== 0).map(({ weight }) => weight);
+    return row.signed ? signedScale(weights) : scaleOf(state.scale, weights);
   }
 
   /**
@@ -304,7 +305,7 @@ class TextPane {
    * @param {Row | null} row
    */
   #top(state, row) {
-    return (row?.top ?? []).filter(({ key, weight }) => weight > 0 && (state.sink || key !== 0));
+    return (row?.top ?? []).filter(({ key, weight }) => Math.abs(weight) > 0 && (state.sink || key !== 0));
   }
 
   /**
@@ -314,7 +315,7 @@ class TextPane {
    * @param {import("../shared/colours.js").Paper} paper
    */
   #drawArcs(state, row, scale, paper) {
-    const from = row && this.#length <= ARCS ? this.words.spans.get(this.#wordOf(row.token) ?? -1) : undefined;
+    const from = row && !row.signed && this.#length <= ARCS ? this.words.spans.get(this.#wordOf(row.token) ?? -1) : undefined;
     const arcs = this.#top(state, row).flatMap(({ key, weight }) => {
       const to = this.words.spans.get(key);
       return from && to && weight > 0.01 ? [{ from, to, weight, place: scale.place(weight) }] : [];

@@ -3,7 +3,7 @@
 
 import { stepAt } from "../shared/colours.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
-import { digits, translate } from "../shared/messages.js";
+import { digits, signedDigits, translate } from "../shared/messages.js";
 
 /**
  * @typedef {object} Hands
@@ -81,16 +81,17 @@ export class WordView {
       const weight = weights?.[index - start] ?? null;
       const none = broken && Number.isNaN(weight);
       const hidden = !sink && index === 0;
-      const step = weight !== null && weight > 0 && !hidden ? stepAt(scale.place(weight)) : -1;
+      const [ramp, seen] = scale.signed ? [paper.signed, weight !== null && Math.abs(weight) > 0] : [paper.ramp, (weight ?? 0) > 0];
+      const step = weight !== null && seen && !hidden ? stepAt(scale.place(weight)) : -1;
       const marks = { "left-out": hidden, broken: none, query: index === token, held: index === token && held, key: index === key };
       // Most words stay as they are from one hover to the next; touching them all would cost a layout of the whole text.
-      const look = `${weight} ${step} ${paper.dark} ${lang} ${Object.values(marks)}`;
+      const look = `${scale.signed} ${weight} ${step} ${paper.dark} ${lang} ${Object.values(marks)}`;
       if (look === this.looks.get(index)) continue;
       this.looks.set(index, look);
-      span.style.backgroundColor = step < 0 ? "" : paper.ramp.css[step];
-      span.style.color = step < 0 ? "" : paper.ramp.ink[step];
+      span.style.backgroundColor = step < 0 ? "" : ramp.css[step];
+      span.style.color = step < 0 ? "" : ramp.ink[step];
       for (const [name, on] of Object.entries(marks)) span.classList.toggle(name, on);
-      this.#name(span, index, none || !Number.isNaN(weight) ? weight : null, index === token, lang);
+      this.#name(span, index, none || !Number.isNaN(weight) ? weight : null, index === token, lang, scale.signed);
     }
     this.#stopAt(token !== null && this.spans.has(token) ? token : (this.spans.keys().next().value ?? -1));
   }
@@ -101,13 +102,16 @@ export class WordView {
    * @param {number | null} weight  null where it is not known
    * @param {boolean} selected
    * @param {string} lang
+   * @param {boolean} [signed]  the weight is a change
    */
-  #name(span, index, weight, selected, lang) {
+  #name(span, index, weight, selected, lang, signed) {
     const word = span.textContent ?? "";
     const label =
       weight === null
         ? translate("{word}, token {index}", lang, { word, index })
-        : translate("{word}, token {index}, weight {weight}", lang, { word, index, weight: digits(weight) });
+        : signed
+          ? translate("{word}, token {index}, change {weight}", lang, { word, index, weight: signedDigits(weight) })
+          : translate("{word}, token {index}, weight {weight}", lang, { word, index, weight: digits(weight) });
     span.dataset.weight = weight === null ? "" : String(weight);
     span.setAttribute("aria-selected", String(selected));
     span.setAttribute("aria-label", label);
