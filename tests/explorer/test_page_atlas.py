@@ -29,7 +29,7 @@ node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to ru
 TEXT = "The animal did not cross the street because it was too tired."
 
 
-# ------------------------------------------------------------------------------------------------------------ pure parts
+# ----------------------------------------------------------------------------------------------------------- pure parts
 
 
 def ran(entry: str, what: str) -> Any:

@@ -110,7 +110,7 @@ class RankedLinks {
       },
       make("bdi", { class: "chip-query" }, words[0]),
       place(query),
-      make("span", { class: "unseen" }, ` ${translate("looks at", lang)} `),
+      make("span", { class: "unseen" }, ` ${translate("looks at:", lang)} `),
       make("span", { "aria-hidden": "true" }, "→"),
       make("bdi", { class: "chip-key" }, words[1]),
       place(key),

@@ -186,7 +186,7 @@ class Card {
             onclick: () => this.store.set({ token: link.query, key: link.key }),
           },
           make("bdi", { class: "called" }, query),
-          make("span", { class: "unseen" }, ` ${translate("looks at", lang)} `),
+          make("span", { class: "unseen" }, ` ${translate("looks at:", lang)} `),
           make("span", { class: "to", "aria-hidden": "true" }, "→"),
           make("bdi", { class: "called" }, looked),
           make("span", { class: "number" }, figure(link.weight)),
