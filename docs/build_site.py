@@ -54,7 +54,7 @@ def documents() -> dict[str, str]:
 
 
 def rewritten(text: str, source: str, names: dict[str, str]) -> str:
-    """A document as the site needs it: links to its pages by title, to files outside it as text, lists after a blank line.
+    """A document for the site: links to its pages by title, to files outside it as text, lists after a blank line.
 
     Args:
         text: Markdown as GitHub reads it.

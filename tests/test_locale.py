@@ -125,7 +125,7 @@ def test_templates_are_read_from_the_source(errors):
     found = {one for message in errors for one in reachable(message)}
     assert found.issuperset(
         [
-            "there is no session {}: there are {}; the oldest go when new ones come",  # an f-string
+            "there is no session {}: there are {}; unused ones go when new ones come",  # an f-string
             "its header is not JSON ({})",  # a table of `Refusal`
             "a CUDA graph was being captured, in which nothing can be measured; watch the model without CUDA graphs",
             "nothing to show: {} batch rows, {} heads, {} queries, {} keys",  # str.format
