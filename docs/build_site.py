@@ -54,7 +54,7 @@ def documents() -> dict[str, str]:
 
 
 def rewritten(text: str, source: str, names: dict[str, str]) -> str:
-    """A document for the site: links to its pages by title, to files outside it as text, lists after a blank line.
+    """A document as the site needs it: links by titles of pages, to other files as text, lists after a blank line.
 
     Args:
         text: Markdown as GitHub reads it.
@@ -69,6 +69,8 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
         target = normpath(f"{Path(source).parent.as_posix()}/{path}")
         if target.replace(".ko.md", ".md") == source.replace(".ko.md", ".md"):
             return ""  # to the other language: every page has a switch for that
+        if target == "tutorials":
+            return f"[{match['text']}](lessons/index.md){match['dot']}"
         if target in names:
             page_name = names[target].replace(".ko.md", ".md") + (f"#{anchor}" if anchor else "")
             shown = _title(target) if match["text"].strip("`") in (path, target) else match["text"]

@@ -403,7 +403,8 @@ def _output_parts(output: Output, lang: Lang, link: Callable[[Path], str]) -> It
         yield f'<div class="lesson-output">{output.html}</div>'
     for path in output.figures:
         number = path.stem.rpartition("-")[2]
-        yield f"![{translate('Figure {number}', lang, number=number)}]({link(path)}){{ .lesson-figure }}"
+        image = f"![{translate('Figure {number}', lang, number=number)}]({link(path)}){{ .lesson-figure }}"
+        yield f"[{image}]({link(path)}){{ target=_blank }}"  # a tap shows it in full size
     for path in output.pages:
         title = translate("The explorer, live: choose a layer, a head and a word.", lang)
         yield f'<iframe class="lesson-page" src="{link(path)}" title="{title}" loading="lazy"></iframe>'
