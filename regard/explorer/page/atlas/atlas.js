@@ -5,7 +5,7 @@ import { withEffects } from "../effects/effects.js";
 import { onDarkPaper, rampFor } from "../shared/colours.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { Naming } from "../shared/labels.js";
-import { figure, translate, translateParts } from "../shared/messages.js";
+import { figure, howText, translate, translateParts } from "../shared/messages.js";
 import { isAbort, latest } from "../source/source.js";
 import { compared } from "../state.js";
 import {
@@ -350,7 +350,7 @@ class Atlas {
     const weight =
       measure === LINK &&
       this.link &&
-      translate("Weight of {token} → {key} in each head, exact.", lang, this.names(this.link));
+      `${translate("Weight of {token} → {key} in each head", lang, this.names(this.link))} · ${howText(this.link.how ?? "exact", lang)}.`;
     drawLegend(this.legend, this.painting, effect || weight || about || measureAbout(measure, lang), lang);
     const own = translate("Pictures: from 0 to each head's own maximum.", lang);
     this.legend.querySelector(".about")?.append(make("span", { class: "pictured-only" }, ` ${own}`));
@@ -601,7 +601,7 @@ class Atlas {
     const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
     const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
     const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
-    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 2) : room;
+    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 3) : room;
     this.sizes = pictured ? { cell, height, strip, heads } : null;
     grid.style.setProperty("--cell", `${cell}px`);
     grid.style.setProperty("--cell-height", `${height}px`);

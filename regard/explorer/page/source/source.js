@@ -79,7 +79,8 @@ import { unpackAll } from "./arrays.js";
 /** By layer; null for one that has no such query. @typedef {{token: number, layer: number, layers: (LayerRows | null)[]}} TokenRows */
 /**
  * One link in every head, (L, Hmax), NaN where there is none; effects: of what was measured, or null.
- * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null}} LinkInHeads
+ * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null,
+ *   how?: string}} LinkInHeads
  */
 /** In one head, or in every head where layer and head are null. @typedef {{token: number, key: number, layer: number | null, head: number | null}} LinkQuestion */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
