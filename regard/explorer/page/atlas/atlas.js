@@ -101,7 +101,7 @@ class Atlas {
     this.bar = make("div", { class: "pane-bar" });
     this.found = make("p", { class: "found", role: "status" });
     this.caption = make("p", { class: "atlas-caption" });
-    this.choice = make("div", { class: "atlas-choice" });
+    this.choice = make("div", { class: "atlas-choice", "data-saving": "skip" });
     this.body = make("div", { class: "atlas-body" });
     this.readout = make("p", { class: "readout" });
     this.legend = make("div", { class: "legend" });
@@ -115,7 +115,7 @@ class Atlas {
       this.bar,
       make("div", { class: "search-line" }, this.search),
       this.found,
-      make("div", { class: "atlas-line-above", "data-saving": "skip" }, this.caption, this.choice),
+      make("div", { class: "atlas-line-above" }, this.caption, this.choice),
       this.body,
       this.legend,
       this.readout,
@@ -143,13 +143,16 @@ class Atlas {
     try {
       const signal = this.next();
       const [overview, before] = await Promise.all([this.source.overview(session, signal), this.baseline()]);
-      if (this.plain !== overview) this.link = null;
+      if (this.plain !== overview) {
+        this.link = null;
+        this.pictures.clear();
+      }
       this.plain = overview;
       this.before = before;
       this.naming = new Naming(this.source, session, overview, () => this.refresh());
       this.#take();
       void this.askLink();
-      await this.pictures.load(session, overview, signal);
+      await this.pictures.load(session, overview, signal); // without them the cells have colours
       this.fit();
       this.askRows();
     } catch (error) {
@@ -500,7 +503,10 @@ class Atlas {
     cell.className = `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`;
     cell.style.setProperty("--tint", known ? painting.colour(value) : "");
     cell.style.setProperty("--tint-ink", known ? painting.ink(value) : "");
-    if (cell.title !== name) [cell.title, cell.ariaLabel] = [name, name];
+    if (cell.title !== name) {
+      cell.title = name;
+      cell.setAttribute("aria-label", name);
+    }
     if (cell.firstElementChild) cell.firstElementChild.textContent = written;
   }
 

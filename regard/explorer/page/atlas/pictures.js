@@ -80,12 +80,21 @@ export class Pictures {
    */
   async load(session, overview, signal) {
     this.overview = overview;
-    [this.maps, this.asked] = [[], ""];
-    const { layers } = await this.source.thumbnails(session, signal);
+    const { layers } = await this.source.thumbnails(session, signal).catch((error) => {
+      if (isAbort(error)) throw error;
+      return { layers: [] };
+    });
+    this.asked = "";
     const mapOf = (/** @type {import("../source/source.js").LayerThumbnails} */ { levels, images, how }) =>
       picture(levels, images.map((one) => one.levels), how);
     this.maps = layers.map((layer) => layer && mapOf(layer));
     this.#show(null);
+  }
+
+  /** Forget the pictures of another session. */
+  clear() {
+    [this.maps, this.asked] = [[], ""];
+    this.shown = { token: null, layers: [], reason: null, error: "" };
   }
 
   end() {
