@@ -202,7 +202,7 @@ INKS = """([layer, head, rows, cols, image]) => {
   const cell = document.querySelector(`.cell[data-layer="${layer}"][data-head="${head}"]`).getBoundingClientRect();
   const strip = parseFloat(getComputedStyle(document.querySelector(".atlas-grid")).getPropertyValue("--strip"));
   const box = canvas.getBoundingClientRect(), ratio = canvas.width / box.width;
-  const room = [cell.width - 2, cell.height - strip - 2], each = [room[0] / cols, room[1] / rows];
+  const room = [cell.width - 2, cell.height - strip - 3], each = [room[0] / cols, room[1] / rows];
   const [wide, high] = image ? [Math.min(...each), Math.min(...each)] : each;  // an image keeps its shape
   const [left, top] = [(room[0] - cols * wide) / 2, (room[1] - rows * high) / 2];
   const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
@@ -350,7 +350,7 @@ def test_patch_under_the_pointer_is_shown_in_every_head(page, tmp_path):
         showing(page, "")
         box = page.locator(".image-canvas").bounding_box()
         page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
-        expect(page.locator(".atlas-caption .said-query")).to_be_visible()
+        expect(page.locator(".atlas-caption .atlas-token")).to_be_visible()
         token = int(page.locator(".atlas-pictures").get_attribute("data-token"))
         want = answers.rows_of_token(seen, token)["layers"][1]["images"][0]
         _, rows, cols = want["shape"]

@@ -5,7 +5,7 @@ import { withEffects } from "../effects/effects.js";
 import { onDarkPaper, rampFor } from "../shared/colours.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { Naming } from "../shared/labels.js";
-import { figure, translate, translateParts } from "../shared/messages.js";
+import { figure, howText, translate, translateParts } from "../shared/messages.js";
 import { isAbort, latest } from "../source/source.js";
 import { compared } from "../state.js";
 import {
@@ -101,7 +101,7 @@ class Atlas {
     this.bar = make("div", { class: "pane-bar" });
     this.found = make("p", { class: "found", role: "status" });
     this.caption = make("p", { class: "atlas-caption" });
-    this.choice = make("div", { class: "atlas-choice" });
+    this.choice = make("div", { class: "atlas-choice", "data-saving": "skip" });
     this.body = make("div", { class: "atlas-body" });
     this.readout = make("p", { class: "readout" });
     this.legend = make("div", { class: "legend" });
@@ -115,7 +115,7 @@ class Atlas {
       this.bar,
       make("div", { class: "search-line" }, this.search),
       this.found,
-      make("div", { class: "atlas-line-above", "data-saving": "skip" }, this.caption, this.choice),
+      make("div", { class: "atlas-line-above" }, this.caption, this.choice),
       this.body,
       this.legend,
       this.readout,
@@ -143,13 +143,16 @@ class Atlas {
     try {
       const signal = this.next();
       const [overview, before] = await Promise.all([this.source.overview(session, signal), this.baseline()]);
-      if (this.plain !== overview) this.link = null;
+      if (this.plain !== overview) {
+        this.link = null;
+        this.pictures.clear();
+      }
       this.plain = overview;
       this.before = before;
       this.naming = new Naming(this.source, session, overview, () => this.refresh());
       this.#take();
       void this.askLink();
-      await this.pictures.load(session, overview, signal);
+      await this.pictures.load(session, overview, signal); // without them the cells have colours
       this.fit();
       this.askRows();
     } catch (error) {
@@ -350,7 +353,7 @@ class Atlas {
     const weight =
       measure === LINK &&
       this.link &&
-      translate("Weight of {token} → {key} in each head, exact.", lang, this.names(this.link));
+      `${translate("Weight of {token} → {key} in each head", lang, this.names(this.link))} · ${howText(this.link.how ?? "exact", lang)}.`;
     drawLegend(this.legend, this.painting, effect || weight || about || measureAbout(measure, lang), lang);
     const own = translate("Pictures: from 0 to each head's own maximum.", lang);
     this.legend.querySelector(".about")?.append(make("span", { class: "pictured-only" }, ` ${own}`));
@@ -500,7 +503,10 @@ class Atlas {
     cell.className = `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`;
     cell.style.setProperty("--tint", known ? painting.colour(value) : "");
     cell.style.setProperty("--tint-ink", known ? painting.ink(value) : "");
-    if (cell.title !== name) [cell.title, cell.ariaLabel] = [name, name];
+    if (cell.title !== name) {
+      cell.title = name;
+      cell.setAttribute("aria-label", name);
+    }
     if (cell.firstElementChild) cell.firstElementChild.textContent = written;
   }
 
@@ -601,7 +607,7 @@ class Atlas {
     const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
     const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
     const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
-    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 2) : room;
+    const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 3) : room;
     this.sizes = pictured ? { cell, height, strip, heads } : null;
     grid.style.setProperty("--cell", `${cell}px`);
     grid.style.setProperty("--cell-height", `${height}px`);

@@ -45,7 +45,7 @@ export function captionOf({ token, layers, reason, error }, name, lang) {
   const known = layers.filter((one) => one !== null);
   const how = howText(known.every((one) => one.how === "exact") ? "exact" : "pooled", lang);
   if (token !== null) {
-    const word = make("bdi", { class: "said-query" }, name);
+    const word = make("bdi", { class: "atlas-token" }, name);
     return [...translateParts("What {token} looks at, in every head", lang, { token: word }), ` · ${how}`];
   }
   if (known.some(({ image }) => image)) return [translate("What each patch receives from all queries", lang)];
@@ -80,12 +80,21 @@ export class Pictures {
    */
   async load(session, overview, signal) {
     this.overview = overview;
-    [this.maps, this.asked] = [[], ""];
-    const { layers } = await this.source.thumbnails(session, signal);
+    const { layers } = await this.source.thumbnails(session, signal).catch((error) => {
+      if (isAbort(error)) throw error;
+      return { layers: [] };
+    });
+    this.asked = "";
     const mapOf = (/** @type {import("../source/source.js").LayerThumbnails} */ { levels, images, how }) =>
       picture(levels, images.map((one) => one.levels), how);
     this.maps = layers.map((layer) => layer && mapOf(layer));
     this.#show(null);
+  }
+
+  /** Forget the pictures of another session. */
+  clear() {
+    [this.maps, this.asked] = [[], ""];
+    this.shown = { token: null, layers: [], reason: null, error: "" };
   }
 
   end() {
@@ -185,7 +194,7 @@ export class Pictures {
     layers.forEach((layer, l) => {
       if (!layer) return;
       const [count, rows, columns] = layer.levels.shape;
-      const box = roomFor(layer, cell - 2, height - strip - 2);
+      const box = roomFor(layer, cell - 2, height - strip - 3);
       pen.imageSmoothingEnabled = columns > box.width * ratio || rows > box.height * ratio; // else cells would be lost
       for (let h = 0; h < count; h++) {
         if (Number.isNaN(layer.levels.scale[h])) continue;

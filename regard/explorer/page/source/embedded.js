@@ -201,7 +201,9 @@ export class EmbeddedSource {
       const [rows, to] = [await this.#rowsIn(session, token, layer, index), placeIn(overview, layer, index, key, "keys")];
       if (to !== null) rows?.values.forEach((row, head) => (data[index * most + head] = row[to]));
     }
-    return { token, key, layer, weights: { shape: [overview.layers.length, most], data }, effects: null };
+    const rounded = Object.values(this.#session(session).arrays).some(({ weights }) => weights?.error);
+    const weights = { shape: [overview.layers.length, most], data };
+    return { token, key, layer, weights, effects: null, how: rounded ? "rounded" : "exact" };
   }
 
   /**

@@ -86,7 +86,8 @@ import { unpackAll } from "./arrays.js";
 /** By layer; null for one that has no such query. @typedef {{token: number, layer: number, layers: (LayerRows | null)[]}} TokenRows */
 /**
  * One link in every head, (L, Hmax), NaN where there is none; effects: of what was measured, or null.
- * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null}} LinkInHeads
+ * @typedef {{token: number, key: number, layer: number, weights: Numbers, effects: Numbers | null,
+ *   how?: string}} LinkInHeads
  */
 /** A token or label. before: its logit with all heads on. @typedef {{id: number, label: string, logit: number, probability: number | null, before: number | null}} Prediction */
 /** The likeliest at one place. lse: by temperature; null where there is no softmax. @typedef {{token: number | null, lse: number[] | null, top: Prediction[]}} Predicted */
