@@ -236,8 +236,8 @@ def opening_of(session: Session) -> Opening | None:
         return session.opening
     if session.frames:
         if session.patch_links[0]:
-            link = session.patch_links[0][0]
-            return {"layer": link.layer, "head": link.head, "token": link.query, "key": link.key}
+            best = session.patch_links[0][0]
+            return {"layer": best.layer, "head": best.head, "token": best.query, "key": best.key}
         layer = last_that_looks(session)
         head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
         return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}

@@ -115,9 +115,9 @@ def stands_out(session: Session, layer: int, token: int) -> int:
     return int(beyond.amax(-1).argmax())
 
 
-def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, session):
-    ready(page, site)
+def test_row_of_cls_is_shown_on_the_image(page, site, session):
     head = stands_out(session, 2, 0)
+    ready(page, f"{site}#layer=2&head={head}&token=0")
     row = session.capture[2].row(0)[0, head]
     shown, exact = said(page, 0, int(row.argmax()))
     assert abs(exact - float(row.max())) < 1e-6
@@ -382,9 +382,9 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
     layer = max(n for n, one in enumerate(found.layers) if one.view.kind == "cross")
     view = found.layers[layer].view
     with serving([found]) as address:
-        ready(page, address)
-        head = int(page.locator('.cell[aria-selected="true"]').get_attribute("data-head"))
-        assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, head].max()), abs=1e-6)  # the last word, at first
+        head = 1
+        ready(page, f"{address}#layer={layer}&head={head}&token=3")
+        assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, head].max()), abs=1e-6)
         words = page.locator(".image-line").nth(0).locator(".text-piece")
         assert words.all_inner_texts() == ["[start]", "a", "cat", "sat"]
         words.nth(2).hover()
@@ -443,8 +443,8 @@ def test_image_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
         dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
         assert "고양이.png" in page.locator("[data-role=session] option:checked").inner_text()
-        ready_row = look_at_image(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
-        assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
+        first = look_at_image(picture(3, 41, 59), seeing).patch_links[0][0]
+        assert said(page, first.query, first.key)[1] == pytest.approx(first.weight, abs=1e-6)
 
 
 def test_image_is_chosen_from_the_disk(page, seeing, tmp_path):
@@ -568,10 +568,10 @@ def test_text_and_image_take_each_others_place(page, session, tmp_path):
         with page.expect_download() as saved:
             page.locator("[data-pane=text] .save summary").click()
             page.locator("[data-pane=text] [data-save=svg]").click()
-        head = stands_out(session, 2, 0)
-        assert saved.value.suggested_filename == f"regard-image-2.{head}.svg"
+        first = session.patch_links[0][0]
+        assert saved.value.suggested_filename == f"regard-image-{first.layer}.{first.head}.svg"
         drawn = Path(saved.value.path()).read_text(encoding="utf-8")
-        assert f"Image: layer 2, head {head}" in drawn
+        assert f"Image: layer {first.layer}, head {first.head}" in drawn
         assert "data:image/png" in drawn, "the canvas is part of it"
 
 
@@ -726,8 +726,9 @@ def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(fresh_page, se
 
 def test_notebook_shows_the_image_and_asks_python_for_rows(fresh_page, session):
     page = in_a_notebook(fresh_page, session)
-    token, head = BEFORE + 11, stands_out(session, 2, 0)
-    row = session.capture[2].row(token)[0, head]
-    page.mouse.move(*over(page, *middle(session, 2, token)))
+    token, first = BEFORE + 11, session.patch_links[0][0]
+    assert said(page, first.query, first.key)[1] == pytest.approx(first.weight, abs=1e-6)
+    row = session.capture[first.layer].row(token)[0, first.head]
+    page.mouse.move(*over(page, *middle(session, first.layer, token)))
     assert abs(said(page, token, int(row.argmax()))[1] - float(row.max())) < 1e-6
     assert (colour(page, *middle(session, 2, BEFORE)) < 250).any()

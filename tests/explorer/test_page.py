@@ -200,7 +200,7 @@ def test_reading_can_be_cancelled(page, models):
     with serving([], models) as address:
         page.goto(address)
         page.route("**/api/job/*", never)
-        page.locator("[data-role=example]").click()
+        page.locator("[data-example=coreference]").click()
         with page.expect_response(lambda response: response.request.method == "DELETE"):
             page.locator("[data-role=cancel]").click()
         expect(page.locator(".progress")).to_have_text("Cancelled.")
