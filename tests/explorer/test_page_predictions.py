@@ -66,7 +66,9 @@ def shown(page: Any) -> list[tuple[int, float, float | None]]:
     """id, probability and probability before of each line."""
     lines = page.locator(".predicted li")
     expect(lines.first).to_be_visible()
-    values = lines.evaluate_all("all => all.map((one) => [one.dataset.id, one.dataset.probability, one.dataset.before])")
+    values = lines.evaluate_all(
+        "all => all.map((one) => [one.dataset.id, one.dataset.probability, one.dataset.before])"
+    )
     return [(int(n), float(p), None if before is None else float(before)) for n, p, before in values]
 
 
