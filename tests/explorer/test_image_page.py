@@ -494,7 +494,11 @@ def test_image_are_offered_to_be_opened_only_where_the_model_looks_at_them(page,
         button, file = page.locator("[data-role=file]"), page.locator("input[type=file]")
         expect(button).to_have_text("Open a text or a .regard file")
         expect(file).not_to_have_attribute("accept", re.compile("image"))
-        assert page.locator("[data-role=model] option").all_inner_texts() == ["bert", f"{seeing.name} (images)"]
+        assert page.locator("[data-role=model] option").all_inner_texts() == [
+            "automatic",
+            "bert",
+            f"{seeing.name} (images)",
+        ]
         page.locator("[data-role=model]").select_option("1")
         expect(button).to_have_text("Open an image or a .regard file")
         expect(file).to_have_attribute("accept", re.compile("image"))
@@ -508,7 +512,7 @@ def test_model_that_nobody_knows_yet_may_be_given_an_image(page):
     with serving([]) as address:
         page.route("**/api/models", lambda route: route.fulfill(json={"models": [line]}))
         page.goto(address)
-        expect(page.locator("[data-role=model] option")).to_have_text("far away")
+        expect(page.locator("[data-role=model] option")).to_have_text(["automatic", "far away"])
         expect(page.locator("[data-role=file]")).to_have_text("Open an image or a .regard file")
         expect(page.locator("input[type=file]")).to_have_attribute("accept", re.compile("image"))
 

@@ -117,7 +117,7 @@ class Swap {
     });
     const status = make("div", { class: "swap-status", role: "status" }, translate("Enter: read the text with this word", lang));
     const leave = (/** @type {FocusEvent} */ event) => {
-      const inside = this.form?.contains(/** @type {Node | null} */ (event.relatedTarget));
+      const inside = this.form?.contains(/** @type {Node | null} */ (event.relatedTarget)) ?? true;
       if (!inside && !input.disabled && document.hasFocus()) this.close();
     };
     const keys = (/** @type {KeyboardEvent} */ event) => {
@@ -141,8 +141,9 @@ class Swap {
    */
   close(piece) {
     this.work += 1;
-    this.form?.remove();
-    this.form = null;
+    const { form } = this;
+    this.form = null; // what has the focus in it loses it, which would close it again
+    form?.remove();
     piece?.focus();
   }
 
