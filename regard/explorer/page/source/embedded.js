@@ -29,6 +29,7 @@ export class NotCarried extends Error {}
 const RIBBON = 1024; // bins of a row's ribbon
 const TOP = 12; // largest weights of a row
 const SHOWN = 64; // keys in the steps
+const CELLS = 64; // of a map's side
 
 /**
  * Answers from the page's own data.
@@ -89,7 +90,19 @@ export class EmbeddedSource {
     const name = `${layer}.${head}`;
     if (heads[name] === undefined) throw new Error(`layer ${layer}, head ${head} is not in this page`);
     const answer = this.#once(`${session}/head/${name}`, () => heads[name]);
+    answer.map ??= await this.#pooledMap(session, layer, head);
     return { ...answer, sentence: sentences[lang]?.[name] ?? answer.sentence };
+  }
+
+  /**
+   * @param {string} session
+   * @param {number} layer
+   * @param {number} head
+   */
+  async #pooledMap(session, layer, head) {
+    const all = await numbers(/** @type {Compressed} */ (this.#arrays(session, layer, head).weights));
+    const [down, across] = all.shape.map((size) => edges([0, size], CELLS));
+    return pooled(all, down, across);
   }
 
   /** @type {Source["row"]} */
