@@ -22,11 +22,11 @@ and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "ls
 page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
 only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
 
-An array is {"shape", "f32" | "u8" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made
-it smaller, and "unit" and "error" where weights were rounded: they are whole numbers of units, off by at most the error.
+An array is {"shape", "f32" | "u8" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib
+made it smaller, and "unit" and "error" where weights were rounded: whole numbers of units, off by at most the error.
 
-How much: every weight in fp32 up to 5 MB. Up to 288 tokens every weight, rounded to 1/65535 up to 5 MB, else to 1/200 of
-the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest links:
+How much: every weight in fp32 up to 5 MB. Up to 288 tokens every weight, rounded to 1/65535 up to 5 MB, else to 1/200
+of the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest links:
 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links. A pooled map is null
 where the head's rounded weights are there: the page pools them.
 

@@ -121,7 +121,8 @@ def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch, ro
         "`regard serve` shows everything."
     )
     assert mine["left_out"]["ko"] == (
-        f"{korean} 계산 과정은 헤드 2개의 가장 강한 연결 3개씩만 들어 있습니다. `regard serve`에서는 모두 볼 수 있습니다."
+        f"{korean} 계산 과정은 헤드 2개의 가장 강한 연결 3개씩만 들어 있습니다. "
+        "`regard serve`에서는 모두 볼 수 있습니다."
     )
 
 
