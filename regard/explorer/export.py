@@ -26,9 +26,9 @@ An array is {"shape", "f32" | "u8" | "u16" | "u32": base64 of little-endian numb
 made it smaller, and "unit" and "error" where weights were rounded: whole numbers of units, off by at most the error.
 
 How much: every weight in fp32 up to 5 MB. Up to 288 tokens every weight, rounded to 1/65535 up to 5 MB, else to 1/200
-of the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest links:
-5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links. A pooled map is null
-where the head's rounded weights are there: the page pools them.
+of the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest
+links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links. A pooled map is
+null where the head's rounded weights are there: the page pools them.
 
 Axis letters: N positions (Nq queries, Nk keys), D head size.
 """
@@ -58,6 +58,7 @@ from regard.files import atomic_file, check_target
 from regard.locale import Lang, catalogue, translate
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.protocol import Opening
 from regard.session.sentences import sentence
 from regard.session.session import Session
 
@@ -85,7 +86,7 @@ POLICY = (
 )
 
 
-def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en") -> None:
+def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en", view: str = "") -> None:
     """Write one self-contained page of a session. The file is complete or not written at all.
 
     >>> import tempfile, torch, regard
@@ -101,6 +102,7 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
         session: what the page shows.
         path: used as it is; an existing file is replaced at the very end and keeps its permissions.
         lang: the page's first language, "en" or "ko".
+        view: what it shows first, as its address says it ("layer=3&head=1&token=10"); default the session's opening.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
@@ -109,17 +111,18 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
         LookupError: if the capture is empty, or a head has neither a map nor q and k.
     """
     check_target(path)  # before the work
-    text = html(session, lang)
+    text = html(session, lang, view)
     with atomic_file(path, "the page") as file:
         file.write(text.encode())
 
 
-def html(session: Session, lang: Lang = "en") -> str:
+def html(session: Session, lang: Lang = "en", view: str = "") -> str:
     """The page of a session as text; raises as `write_html` does."""
-    # 1. The data.
-    text = json.dumps(page_data(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # 1. The data, and the view that the page opens in.
+    text = json.dumps(page_data(session, lang, view), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
     data = f'<script type="application/json" id="regard-data">{data_text(text)}</script>\n'
+    data += f'<script type="application/json" id="regard-view">{data_text(json.dumps(view))}</script>\n'
     # 2. The page with its styles and modules inside.
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     style = f"\n{styles()}\n"
@@ -185,7 +188,7 @@ STEP_ROOM = 2**18  # bytes of all of them
 Place = tuple[int, int]  # layer, head
 
 
-def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
+def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, Any]:
     """The data of an exported page, as JSON values; raises as `write_html` does."""
     lang = checked_language(lang)
     overview = answers.overview(session, lang)
@@ -197,8 +200,7 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
         for start in range(0, len(session.tokens), answers.MOST_LABELS)
         for label in answers.tokens(session, start)["labels"]
     ]
-    start = overview["opening"]
-    opening = None if start is None else (start["layer"], start["head"])
+    opening = _first_head(overview["opening"], view)
     arrays: dict[str, Any] = {}
     for place in sorted(plan.whole):  # layer by layer: the model runs once for the values of one
         weights = head_of(session.layers[place[0]], place[1])
@@ -248,6 +250,14 @@ def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
 
 def _name(place: Place) -> str:
     return f"{place[0]}.{place[1]}"
+
+
+def _first_head(opening: Opening | None, view: str) -> Place | None:
+    """The head that the page shows first."""
+    said = re.fullmatch(r"(?:.*&)?layer=(\d{1,4})&head=(\d{1,4})(?:&.*)?", view)
+    if said is not None:
+        return int(said[1]), int(said[2])
+    return None if opening is None else (opening["layer"], opening["head"])
 
 
 def strength(answer: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
-from regard.explorer.export import bundle, catalogues, modules, styles
+from regard.explorer.export import bundle, catalogues, html, modules, styles
 from regard.lens.capture import Capture
 from regard.locale import Lang
 from regard.session.session import Session, session_of
@@ -38,6 +38,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "predictions": (answers.predictions, ("without",)),
     "effects": (answers.effects, ("token", "key")),
     "measure": (answers.measure, ("token", "key", "layer", "head")),
+    "page": (lambda session, lang, view: {"html": html(session, lang, view)}, ("lang", "view")),
 }
 
 

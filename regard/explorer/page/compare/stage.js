@@ -4,7 +4,6 @@
 import { mount as mountAtlas } from "../atlas/atlas.js";
 import { mount as mountImage } from "../image/image.js";
 import { mount as mountMap } from "../map/map.js";
-import { offerSaving } from "../share/saving.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
 import { titleOf } from "../shared/labels.js";
 import { translate } from "../shared/messages.js";
@@ -183,14 +182,9 @@ function side(store, source, name, measured, baseline) {
     text.setAttribute("aria-label", right + which);
   };
   label();
-  const offers = [
-    offerSaving(atlas, "atlas", store),
-    offerSaving(map, "map", store),
-    offerSaving(text, "text", store),
-  ];
   const off = store.on((_, changed) => changed.has("lang") && label());
   const destroy = () => {
-    for (const end of [off, ...offers]) end();
+    off();
     for (const pane of panes) pane.destroy();
     element.remove();
   };
@@ -214,10 +208,8 @@ function mountRight(element, store, source, changed) {
   let shown = null;
   const show = (/** @type {"text" | "image"} */ kind) => {
     if (shown?.kind === kind) return;
-    const menus = [...element.children].filter((child) => child.matches("details.save"));
     shown?.pane.destroy();
     shown = { kind, pane: (kind === "image" ? mountImage : mountText)(element, store, source) };
-    element.append(...menus);
     changed();
   };
   const choose = async () => {

@@ -15,5 +15,6 @@ if (element !== null) {
   const data = carried("regard-data");
   addCatalogues(carried("regard-catalogues") ?? {});
   if (data === null) hideToken();
-  start(element, data === null ? new HttpSource(".") : new EmbeddedSource(data), { hash: true, lang: data?.lang });
+  const source = data === null ? new HttpSource(".") : new EmbeddedSource(data);
+  start(element, source, { hash: true, lang: data?.lang, view: carried("regard-view") ?? "" });
 }

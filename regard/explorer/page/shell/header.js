@@ -18,6 +18,7 @@ import { translate } from "../shared/messages.js";
  * @property {() => void} newText
  * @property {() => void} compare
  * @property {() => void} help
+ * @property {HTMLElement} share
  */
 
 /**
@@ -52,6 +53,7 @@ export function drawHeader(element, store, shown) {
         { type: "button", "data-role": "compare", "aria-pressed": state.compare !== null, onclick: shown.compare },
         translate("Compare", lang),
       ),
+    shown.overview && shown.share,
     segments(
       translate("Language", lang),
       "lang",

@@ -2,6 +2,7 @@
 
 import { mount as mountStage } from "../compare/stage.js";
 import { Measurements } from "../effects/effects.js";
+import { mount as mountShare } from "../share/menu.js";
 import { fill, make, segments } from "../shared/elements.js";
 import { browserLanguage, message, translate } from "../shared/messages.js";
 import { compared, createStore, FIRST, fromHash, otherSide, saysPlace, toHash } from "../state.js";
@@ -21,7 +22,8 @@ const HASH_MS = 150; // a browser refuses an address that changes hundreds of ti
  * Build the page inside an element. Returns a function that ends it.
  * @param {HTMLElement} element
  * @param {Source} source
- * @param {{hash?: boolean, lang?: string}} [options]  hash: the page owns the address and the document's language
+ * @param {{hash?: boolean, lang?: string, view?: string}} [options]  hash: the page owns the address and the document's
+ *   language.  view: the state to begin with where the address tells none, in the form of an address
  * @returns {() => void}
  */
 export function start(element, source, options = {}) {
@@ -34,14 +36,14 @@ class Page {
   /**
    * @param {HTMLElement} element
    * @param {Source} source
-   * @param {{hash?: boolean, lang?: string}} options
+   * @param {{hash?: boolean, lang?: string, view?: string}} options
    */
   constructor(element, source, options) {
     this.element = element;
     this.source = source;
     this.owner = options.hash ?? false;
     this.firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
-    const said = this.owner ? fromHash(location.hash) : {};
+    const said = this.owner ? fromHash(location.hash.slice(1) || (options.view ?? "")) : {};
     this.placed = saysPlace(said);
     this.store = createStore({ lang: this.firstLang, ...said });
     this.measured = { first: new Measurements(this.store, source), second: new Measurements(otherSide(this.store), source) };
@@ -68,6 +70,7 @@ class Page {
     );
     this.foot = make("footer", { class: "foot" });
     this.help = make("dialog", { class: "window help" });
+    this.share = mountShare(element, this.store, source, this.owner);
     this.window = make("dialog", { class: "window choose" });
     /** @type {{destroy: () => void}[]} */
     this.panes = [];
@@ -93,6 +96,7 @@ class Page {
 
   end() {
     this.clear();
+    this.share.destroy();
     for (const end of this.ends) end();
     clearTimeout(this.timer);
     this.element.classList.remove("regard");
@@ -327,6 +331,7 @@ class Page {
       newText,
       compare,
       help,
+      share: this.share.element,
     });
     this.handle.setAttribute("aria-expanded", String(state.drawer));
     fill(

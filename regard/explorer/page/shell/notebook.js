@@ -118,6 +118,12 @@ export class NotebookSource {
     return `data:${kind};base64,${base64}`;
   }
 
+  /** @type {Source["page"]} */
+  async page(session, view, lang) {
+    const { html } = await this.#send("page", { lang, view });
+    return new Blob([html], { type: "text/html" });
+  }
+
   /**
    * @param {string} ask
    * @param {Record<string, unknown>} given

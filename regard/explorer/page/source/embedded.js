@@ -196,6 +196,16 @@ export class EmbeddedSource {
     return found;
   }
 
+  /** @type {Source["page"]} */
+  async page(session, view, lang) {
+    const copy = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
+    copy.lang = lang;
+    copy.querySelector("#regard")?.replaceWith(Object.assign(document.createElement("div"), { id: "regard" }));
+    const said = copy.querySelector("#regard-view");
+    if (said) said.textContent = JSON.stringify(view).replaceAll("<", "\\u003c");
+    return new Blob([`<!doctype html>\n${copy.outerHTML}\n`], { type: "text/html" });
+  }
+
   /**
    * @param {string} session
    * @param {number} layer
