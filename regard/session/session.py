@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ class Session:
     again: Callable[[], object] | None = None
     images: tuple[Photo, ...] = ()
     opening: Opening | None = None
+    display: ClassVar[Callable[[Session], dict[str, Any]] | None] = None  # for notebooks; `regard.explorer` sets it
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any] | None:
+        return None if Session.display is None else Session.display(self)
 
     @cached_property
     def effects(self) -> Effects:

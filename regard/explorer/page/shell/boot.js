@@ -1,4 +1,4 @@
-// Starts the page of a server or of an exported file.
+// Starts the page of a server or of an exported file, which may stand in a frame without an address of its own.
 
 import { addCatalogues } from "../shared/messages.js";
 import { EmbeddedSource, hideToken, HttpSource } from "../source/source.js";
@@ -16,5 +16,5 @@ if (element !== null) {
   addCatalogues(carried("regard-catalogues") ?? {});
   if (data === null) hideToken();
   const source = data === null ? new HttpSource(".") : new EmbeddedSource(data);
-  start(element, source, { hash: true, lang: data?.lang, view: carried("regard-view") ?? "" });
+  start(element, source, { hash: location.protocol !== "about:", lang: data?.lang, view: carried("regard-view") ?? "" });
 }

@@ -43,7 +43,7 @@ class Page {
     this.source = source;
     this.owner = options.hash ?? false;
     this.firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
-    const said = this.owner ? fromHash(location.hash.slice(1) || (options.view ?? "")) : {};
+    const said = fromHash((this.owner && location.hash.slice(1)) || (options.view ?? ""));
     this.placed = saysPlace(said);
     this.store = createStore({ lang: this.firstLang, ...said });
     this.measured = { first: new Measurements(this.store, source), second: new Measurements(otherSide(this.store), source) };
