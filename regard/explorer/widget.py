@@ -3,8 +3,8 @@
     >>> from regard.explorer import look_at
     >>> show(look_at("The animal didn't cross the street because it was too tired."))         # doctest: +SKIP
 
-A session at the end of a cell shows itself: up to 288 tokens as the exported page, which stays in the notebook's file and
-needs no widgets, so that VS Code, nbconvert and readers without Python show it too; a longer one as `show` does.
+A session at the end of a cell shows itself: up to 288 tokens as the exported page, which stays in the notebook's file
+and needs no widgets, so that VS Code, nbconvert and readers without Python show it too; a longer one as `show` does.
 
 The page requests rows and tiles one by one, when they are looked at, so that a capture of 100,000 tokens opens at once.
 """
