@@ -8,6 +8,9 @@ What it is made of is in docs/explorer.md.
 """
 
 from regard.explorer.export import write_html
+from regard.explorer.widget import display
 from regard.session.session import Session, look_at, look_at_image, open_file
 
 __all__ = ["Session", "look_at", "look_at_image", "open_file", "write_html"]
+
+Session.display = staticmethod(display)  # a notebook's cell that ends in a session shows the page

@@ -22,11 +22,13 @@ and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "ls
 page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
 only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
 
-An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
-smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
+An array is {"shape", "f32" | "u8" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib
+made it smaller, and "unit" and "error" where weights were rounded: whole numbers of units, off by at most the error.
 
-How much: every weight in fp32 up to 5 MB; every weight, rounded, up to 288 tokens. Beyond that, heads in the order of
-their strongest links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links.
+How much: every weight in fp32 up to 5 MB. Up to 288 tokens every weight, rounded to 1/65535 up to 5 MB, else to 1/200
+of the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest
+links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links. A pooled map is
+null where the head's rounded weights are there: the page pools them.
 
 Axis letters: N positions (Nq queries, Nk keys), D head size.
 """
@@ -56,6 +58,7 @@ from regard.files import atomic_file, check_target
 from regard.locale import Lang, catalogue, translate
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.protocol import Opening
 from regard.session.sentences import sentence
 from regard.session.session import Session
 
@@ -68,6 +71,7 @@ EXPORT = re.compile(r"^export\s+(?=(?:async\s+function|function|class|const)\b\s
 DEFAULT = re.compile(r"^export\s+default\s+", re.M)
 LEFT = re.compile(r"^(?:import|export)\b[^\n]*|(?<![\w$.])import\s*\([^\n]*|\bimport\.meta\b", re.M)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # types are imported there; only looked for where LEFT is
+JSDOC = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n", re.MULTILINE | re.DOTALL)  # a quarter of the script
 
 PAGE = Path(__file__).parent / "page"
 CATALOGUES = '<script type="application/json" id="regard-catalogues">{}</script>'  # in index.html
@@ -82,7 +86,7 @@ POLICY = (
 )
 
 
-def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en") -> None:
+def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "en", view: str = "") -> None:
     """Write one self-contained page of a session. The file is complete or not written at all.
 
     >>> import tempfile, torch, regard
@@ -98,6 +102,7 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
         session: what the page shows.
         path: used as it is; an existing file is replaced at the very end and keeps its permissions.
         lang: the page's first language, "en" or "ko".
+        view: what it shows first, as its address says it ("layer=3&head=1&token=10"); default the session's opening.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
@@ -106,17 +111,18 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
         LookupError: if the capture is empty, or a head has neither a map nor q and k.
     """
     check_target(path)  # before the work
-    text = html(session, lang)
+    text = html(session, lang, view)
     with atomic_file(path, "the page") as file:
         file.write(text.encode())
 
 
-def html(session: Session, lang: Lang = "en") -> str:
+def html(session: Session, lang: Lang = "en", view: str = "") -> str:
     """The page of a session as text; raises as `write_html` does."""
-    # 1. The data.
-    text = json.dumps(page_data(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # 1. The data, and the view that the page opens in.
+    text = json.dumps(page_data(session, lang, view), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \\udxxx in JSON as in Python
     data = f'<script type="application/json" id="regard-data">{data_text(text)}</script>\n'
+    data += f'<script type="application/json" id="regard-view">{data_text(json.dumps(view))}</script>\n'
     # 2. The page with its styles and modules inside.
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     style = f"\n{styles()}\n"
@@ -169,35 +175,41 @@ def styles() -> str:
 # ----------------------------------------------------------------------------------------------------------------- data
 
 ROOM = 5 * 2**20 * 3 // 4  # bytes of arrays of one kind, before base64 makes 5 MiB of them
-SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 144 heads take 32 MB
+SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 72 heads take 2 MB
 LINKS = 12  # of a query, where not every weight is
 WORK = 1 << 29  # weights that are computed for links alone: some seconds
 AT_ONCE = 1 << 24  # weights that are held at once
-LEVELS = 65535  # of a rounded weight
+LEVELS = 65535  # of a rounded weight from 0 to 1
+FEW_LEVELS = 200  # of one from 0 to the head's largest
 STEPS = 3  # links of a head whose steps are carried, where its vectors are not
 STEP_BYTES = 4096  # that one of them takes, about
+STEP_ROOM = 2**18  # bytes of all of them
 
 Place = tuple[int, int]  # layer, head
 
 
-def page_data(session: Session, lang: Lang = "en") -> dict[str, Any]:
+def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, Any]:
     """The data of an exported page, as JSON values; raises as `write_html` does."""
     lang = checked_language(lang)
     overview = answers.overview(session, lang)
     places = [(layer["index"], head) for layer in overview["layers"] for head in range(layer["heads"])]
-    heads = {_name(place): answers.head(session, *place, lang) for place in places}
+    heads: dict[str, Any] = {_name(place): answers.head(session, *place, lang) for place in places}
     plan = _plan(session, sorted(places, key=lambda place: -strength(heads[_name(place)])))
     labels = [
         label
         for start in range(0, len(session.tokens), answers.MOST_LABELS)
         for label in answers.tokens(session, start)["labels"]
     ]
+    opening = _first_head(overview["opening"], view)
     arrays: dict[str, Any] = {}
     for place in sorted(plan.whole):  # layer by layer: the model runs once for the values of one
         weights = head_of(session.layers[place[0]], place[1])
         windows = _windows(session, place, weights)
         whole = torch.cat([part.tile(slice(None), slice(None)) for part in windows])  # (Nq, Nk), or (W·Nq, Nk)
-        arrays[_name(place)] = {"weights": packed_weights(whole, plan.exact)}
+        levels = LEVELS if plan.fine or opening == place else FEW_LEVELS
+        arrays[_name(place)] = {"weights": packed_weights(whole, None if plan.exact else levels)}
+        if not plan.exact and len(windows) == 1 and heads[_name(place)]["how"] == "pooled":
+            heads[_name(place)]["map"] = None
         if plan.vectors:
             arrays[_name(place)] |= _vectors(session, place, weights)
     for place in plan.links:
@@ -240,6 +252,14 @@ def _name(place: Place) -> str:
     return f"{place[0]}.{place[1]}"
 
 
+def _first_head(opening: Opening | None, view: str) -> Place | None:
+    """The head that the page shows first."""
+    said = re.fullmatch(r"(?:.*&)?layer=(\d{1,4})&head=(\d{1,4})(?:&.*)?", view)
+    if said is not None:
+        return int(said[1]), int(said[2])
+    return None if opening is None else (opening["layer"], opening["head"])
+
+
 def strength(answer: Any) -> float:
     """The strongest link of a head that leads neither to the first key, where heads rest, nor to the token itself."""
     return max((link["weight"] for link in answer["links"] if link["key"] not in (0, link["query"])), default=0.0)
@@ -249,7 +269,7 @@ def strength(answer: Any) -> float:
 class _ExportPlan:
     """Which heads carry what.
 
-    heads: how many there are.  whole: those with every weight, in `exact` fp32 or rounded.
+    heads: how many there are.  whole: those with every weight, in `exact` fp32 or rounded, `fine` to 1/65535.
     links: those with each query's strongest links.
     stepped: those with the steps of some links, unless `vectors`, q and k of all heads, are there.
     kept: whether the capture has q and k of every head.
@@ -260,6 +280,7 @@ class _ExportPlan:
     links: tuple[Place, ...]
     stepped: tuple[Place, ...]
     exact: bool
+    fine: bool
     vectors: bool
     kept: bool
 
@@ -279,19 +300,20 @@ def _plan(session: Session, places: list[Place]) -> _ExportPlan:
     longest = max((max(layers[layer].view.sizes[2:]) for layer in cells), default=0)
     first = {place: _windows(session, place, weights)[0] for place, weights in known.items()}
     computed = [place for place, weights in first.items() if isinstance(weights, ComputedHead)]
-    stepped = tuple(computed[: ROOM // (STEPS * STEP_BYTES)])
-    exact, kept = 4 * sum(cells[layer] for layer, _ in known) <= ROOM, len(known) == len(places)
+    stepped = tuple(computed[: STEP_ROOM // (STEPS * STEP_BYTES)])
+    total, kept = sum(cells[layer] for layer, _ in known), len(known) == len(places)
+    exact, fine = 4 * total <= ROOM, 2 * total <= ROOM
     if exact or longest <= SHORT:
         scored = [weights for weights in known.values() if isinstance(weights, ComputedHead)]
         size = 4 * sum(head.q.numel() + 2 * head.k.numel() for head in scored)  # with as many values as keys
         vectors = len(scored) == len(known) > 0 and size <= ROOM
-        return _ExportPlan(len(places), tuple(known), (), stepped, exact, vectors, kept)
+        return _ExportPlan(len(places), tuple(known), (), stepped, exact, fine, vectors, kept)
     whole = _fitting(list(known), {layer: 2 * n for layer, n in cells.items()}, ROOM)
     rest = [place for place in known if place not in set(whole)]
     each = {layer: LINKS * 4 * layers[layer].sizes[0] for layer in cells}
     affordable = set(_fitting(rest, cells, WORK))
     links = tuple(place for place in _fitting(rest, each, ROOM) if place in affordable)
-    return _ExportPlan(len(places), tuple(whole), links, stepped, exact=False, vectors=False, kept=kept)
+    return _ExportPlan(len(places), tuple(whole), links, stepped, exact=False, fine=True, vectors=False, kept=kept)
 
 
 def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
@@ -335,21 +357,27 @@ def _strongest(weights: HeadWeights) -> dict[str, Any]:
     index = np.concatenate([part.indices.cpu().numpy() for part in parts])  # (Nq, k)
     weight = torch.cat([part.values for part in parts])
     kind = "u16" if nk <= LEVELS + 1 else "u32"
-    return {"keys": nk, "index": packed(index, kind), "weight": packed_weights(weight, exact=False)}
+    return {"keys": nk, "index": packed(index, kind), "weight": packed_weights(weight, LEVELS)}
 
 
-def packed_weights(weights: Tensor, exact: bool) -> dict[str, Any]:
-    """Weights in fp32, or rounded to 1/65535 with the error that makes; NaN has no level and stays fp32."""
-    if exact or not bool(weights.isfinite().all()):
-        return packed(_plain(weights), "f32")
-    levels = np.rint(_plain(weights).clip(0, 1) * LEVELS)
-    return packed(levels, "u16") | {"error": 0.5 / LEVELS}
+def packed_weights(weights: Tensor, levels: int | None) -> dict[str, Any]:
+    """Weights in fp32, or rounded with the error that makes; NaN has no level and stays fp32.
+
+    levels: None for fp32; 65,535 from 0 to 1; 200 from 0 to the largest weight.
+    """
+    values = _plain(weights)
+    if levels is None or not np.isfinite(values).all():
+        return packed(values, "f32")
+    unit = (1.0 if levels == LEVELS else float(values.max(initial=0.0)) or 1.0) / levels
+    rounded = np.rint(values.clip(0, 1) / unit)
+    return packed(rounded, "u16" if levels == LEVELS else "u8") | {"unit": unit, "error": unit / 2}
 
 
 def packed(values: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
     """An array as the page reads it, compressed where that makes it a tenth smaller."""
-    plain = values.astype({"f32": "<f4", "u16": "<u2", "u32": "<u4"}[kind]).tobytes()
-    small = zlib.compress(plain, 6)
+    plain = values.astype({"f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}[kind]).tobytes()
+    packing = zlib.compressobj(strategy=zlib.Z_RLE)  # as small as the default for weights, in a sixth of the time
+    small = packing.compress(plain) + packing.flush()
     deflate = len(small) < 0.9 * len(plain)
     text = b64encode(small if deflate else plain).decode("ascii")
     return {"shape": list(values.shape), kind: text} | ({"deflate": True} if deflate else {})
@@ -371,8 +399,10 @@ def _left_out(plan: _ExportPlan, lang: Lang) -> str:
         parts.append(translate(text, lang, count=links, links=LINKS))
     if none:
         parts.append(translate("Of {count} heads it holds the map and the strongest links only.", lang, count=none))
-    if whole + links and not plan.exact:
+    if whole + links and not plan.exact and plan.fine:
         parts.append(translate("Weights are rounded to 1/65535.", lang))
+    elif whole and not plan.exact:
+        parts.append(translate("Weights are rounded to 1/200 of the largest of their head.", lang))
     if not plan.vectors and plan.stepped:
         text = "It holds the steps of the {links} strongest links of {count} heads."
         parts.append(translate(text, lang, links=STEPS, count=len(plan.stepped)))
@@ -423,7 +453,7 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
             importer = f", which {above[-1]} imports" if above else ""
             raise LookupError(f"there is no module {path!r}{importer}; there are {', '.join(sorted(modules))}")
         needs = [(match, normpath(join(dirname(path), match["path"]))) for match in FROM.finditer(modules[path])]
-        text = FROM.sub("", modules[path])
+        text = JSDOC.sub("", FROM.sub("", modules[path]))
         exports = [match["name"] for match in EXPORT.finditer(text)]
         text, defaults = DEFAULT.subn("const theDefault = ", EXPORT.sub("", text))
         exports += ["default: theDefault"] * defaults

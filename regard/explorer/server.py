@@ -14,9 +14,10 @@ from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
-from regard.explorer.export import PAGE, with_catalogues
+from regard.explorer.export import PAGE, html, with_catalogues
 from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, SessionShelf, State, no_images
 from regard.explorer.security import Gate, without_folders
+from regard.lens.measures.weights import ComputedWeights
 from regard.locale import Lang
 from regard.session.protocol import (
     ChangesAnswer,
@@ -59,6 +60,7 @@ LONGEST_TEXT = 1 << 20  # bytes of UTF-8
 LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
 LARGEST_FILE = 64 << 20
 LARGEST_IMAGE = 32 << 20
+LONGEST_VIEW = 2048  # characters of an address's state
 LONGEST_QUESTION = 4096  # characters of a text beside an image, which stands in the address
 AT_ONCE = 4  # answers that are computed; more wait
 MOST_FOR_A_MODEL = 8  # requests that wait for a running model; the server has 40 threads for everything
@@ -231,6 +233,7 @@ def app(
     )
     _add_errors(server)
     _add_questions(server, state)
+    _add_files(server, state)
     _add_jobs(server, state)
 
     @server.get("/page/{name:path}", include_in_schema=False)
@@ -413,6 +416,30 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         return Response(photo.data, media_type=photo.kind)
 
 
+def _add_files(server: FastAPI, state: ServerState) -> None:
+    """A session as a file, for the page to hand to its reader."""
+
+    @server.get("/api/session/{session}/page", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+    def export_page(
+        session: str, lang: Lang = "en", view: Annotated[str, Query(max_length=LONGEST_VIEW)] = ""
+    ) -> Response:
+        """The session as one HTML file that opens offline, in a view as the page's address tells it."""
+        with state.running(session):  # for values and predictions
+            text = state.answer(session, html, lang, view)
+        return Response(text.encode(), media_type=KINDS[".html"], headers={"content-disposition": "attachment"})
+
+    @server.get(
+        "/api/session/{session}/capture",
+        response_class=Response,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )
+    def export_capture(session: str) -> Response:
+        """The session's capture as a .regard file."""
+        body = state.answer(session, _capture_bytes)
+        headers = {"content-disposition": "attachment"}
+        return Response(body, media_type="application/octet-stream", headers=headers)
+
+
 def _add_jobs(server: FastAPI, state: ServerState) -> None:
     """New sessions: from a text or an image, which takes a job, and from a capture file."""
     body: dict[str, Any] = {"requestBody": {"content": {"application/octet-stream": {}}}}
@@ -502,6 +529,22 @@ def base_name(name: str, default: str) -> str:
     """The name of a file without folders and unprintable characters; `default` if nothing is left."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or default
+
+
+def _capture_bytes(session: Session) -> bytes:
+    """The capture file of a session, if `/api/open` would take it."""
+    held = [value for layer in session.layers for value in layer.view.held.values()]
+    calls = [view.weights.call for layer in session.layers if isinstance((view := layer.view).weights, ComputedWeights)]
+    size = sum(value.nbytes for value in [*held, *(part for call in calls for part in (call.q, call.k))])
+    if size > LARGEST_FILE:
+        raise ValueError(
+            f"the capture has about {size >> 20:,} MiB, and the page gives out at most {LARGEST_FILE >> 20}: "
+            "capture.save(…) in Python and `regard look … --save` write it"
+        )
+    with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+        path = Path(folder, "capture.regard")
+        session.capture.save(path, photos=bool(session.images))
+        return path.read_bytes()
 
 
 def _open_bytes(body: bytes, name: str) -> Session:

@@ -1,7 +1,10 @@
 """The explorer in a notebook: `show(session)` is the page of `regard serve`, which asks this Python for its answers.
 
-    >>> from regard.session.session import look_at
+    >>> from regard.explorer import look_at
     >>> show(look_at("The animal didn't cross the street because it was too tired."))         # doctest: +SKIP
+
+A session at the end of a cell shows itself: up to 288 tokens as the exported page, which stays in the notebook's file
+and needs no widgets, so that VS Code, nbconvert and readers without Python show it too; a longer one as `show` does.
 
 The page requests rows and tiles one by one, when they are looked at, so that a capture of 100,000 tokens opens at once.
 """
@@ -10,16 +13,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
+from html import escape
 from typing import Any
 
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
-from regard.explorer.export import bundle, catalogues, modules, styles
+from regard.explorer.export import SHORT, bundle, catalogues, html, modules, styles
 from regard.lens.capture import Capture
 from regard.locale import Lang
 from regard.session.session import Session, session_of
 
+HEIGHT = 820  # pixels
 INSTALL = "pip install 'regard[notebook]'"
 # question → function, and the names of its arguments
 QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] = {
@@ -38,10 +44,11 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "predictions": (answers.predictions, ("without",)),
     "effects": (answers.effects, ("token", "key")),
     "measure": (answers.measure, ("token", "key", "layer", "head")),
+    "page": (lambda session, lang, view: {"html": html(session, lang, view)}, ("lang", "view")),
 }
 
 
-def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> Any:
+def show(what: Session | Capture, *, lang: Lang = "en", height: int = HEIGHT) -> Any:
     """A notebook widget of a session or a capture.
 
     >>> show("a text")
@@ -73,6 +80,24 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> An
     widget = _widget()(lang=checked_language(lang), height=height)
     widget.on_msg(lambda sender, content, buffers: sender.send(answer(session, content)))
     return widget
+
+
+def display(session: Session) -> dict[str, Any]:
+    """What a notebook shows of a session, by MIME type: the exported page in a frame, or the widget if it is long.
+
+    Both together would not do: nbconvert takes the widget then, and loads it from the web without its Python.
+    """
+    plain = {"text/plain": repr(session)}
+    if len(session.tokens) > SHORT:
+        with suppress(ImportError):
+            return show(session)._repr_mimebundle_()[0] | plain
+    return {"text/html": framed(html(session), HEIGHT), **plain}
+
+
+def framed(page: str, height: int) -> str:
+    """A page as a frame inside another one: neither reaches the other's styles, scripts or storage."""
+    style = f"display:block;width:100%;height:{height}px;border:0"
+    return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
 def answer(session: Session, message: object) -> dict[str, Any]:
@@ -119,6 +144,6 @@ def _widget() -> Any:
 
         _esm = module()
         lang = traitlets.Unicode("en").tag(sync=True)
-        height = traitlets.Int(820).tag(sync=True)
+        height = traitlets.Int(HEIGHT).tag(sync=True)
 
     return Explorer

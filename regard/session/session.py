@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 MOVED = "vector of "  # metrics of how far a vector moves begin so
 LONGEST = 1600  # pixels of the longer side of an image's copy
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
+MOST_VALUES = 64 << 20  # bytes of values that a session keeps, and those of one call more
 MAX_NEW_TOKENS = 32  # of a generated caption or answer
 START = "[start]"
 
@@ -78,6 +79,10 @@ class Session:
     again: Callable[[], object] | None = None
     images: tuple[Photo, ...] = ()
     opening: Opening | None = None
+    display: ClassVar[Callable[[Session], dict[str, Any]] | None] = None  # for notebooks; `regard.explorer` sets it
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any] | None:
+        return None if Session.display is None else Session.display(self)
 
     @cached_property
     def effects(self) -> Effects:
@@ -179,37 +184,37 @@ class Effects:
 
 
 class _Values:
-    """The values of a model's attention calls. Those of the last call are kept; another call runs the model again."""
+    """The values of a model's attention calls: of all calls up to 64 MiB, and always of the one asked for last."""
 
     def __init__(self, again: Callable[[], object]) -> None:
         self.again = again
         self._lock = threading.Lock()
-        self._last: tuple[int, int, Tensor] | None = None  # number of the call, number of calls, values
+        self._kept: dict[int, Tensor] = {}  # by the number of the call
+        self._calls: int | None = None
 
     def of(self, number: int, calls: int) -> Tensor | None:
         """The values (B, Hkv, Nk, Dv) of a call by its number; None if the run has another number of calls."""
-        thread, count, values = threading.get_ident(), 0, None
+        thread, count, held = threading.get_ident(), 0, 0
 
         def note(call: Call, backend: str, output: Any) -> None:
-            nonlocal count, values
+            nonlocal count, held
             if threading.get_ident() != thread:  # observers see the calls of every thread
                 return
-            if count == number:
-                values = call.v.detach().clone()
+            if count == number or held + call.v.nbytes <= MOST_VALUES:
+                self._kept[count] = call.v.detach().clone()
+                held += call.v.nbytes
             count += 1
 
         with self._lock:
-            if self._last is None or self._last[:2] != (number, calls):
-                self._last = None
+            if number not in self._kept or self._calls != calls:
+                self._kept = {}
                 observe(note)
                 try:
                     self.again()
                 finally:
                     unobserve(note)
-                if values is None or count != calls:
-                    return None
-                self._last = number, calls, values
-            return self._last[2]
+                    self._calls = count
+            return self._kept.get(number) if self._calls == calls else None
 
 
 # -------------------------------------------------------------------------------------------------- from a capture file

@@ -78,7 +78,7 @@ def test_half_a_character_in_a_token_is_carried_as_it_is(session, tmp_path):
 def test_the_page_has_one_script_and_its_data_before_it(session):
     read = Reader(html(session))
     scripts = [(given.get("id"), given.get("type")) for tag, given in read.tags if tag == "script"]
-    data = [("regard-catalogues", "application/json"), ("regard-data", "application/json")]
+    data = [(f"regard-{name}", "application/json") for name in ("catalogues", "data", "view")]
     assert scripts == [*data, (None, "module")]
     (texts,) = [json.loads(text) for given, text in read.inside if given.get("id") == "regard-catalogues"]
     assert texts == {"ko": catalogue("ko", "page")}

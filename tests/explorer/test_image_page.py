@@ -567,11 +567,10 @@ def test_text_and_image_take_each_others_place(page, session, tmp_path):
         expect(page.locator(".image-canvas")).to_have_count(0)
         page.locator("[data-role=session]").select_option("2")
         expect(page.locator(".image-canvas")).to_be_visible()
-        assert page.locator("[data-pane=text] .save").count() == 1
         assert page.locator("[data-pane=text]").get_attribute("aria-label") == "Image"
         with page.expect_download() as saved:
-            page.locator("[data-pane=text] .save summary").click()
-            page.locator("[data-pane=text] [data-save=svg]").click()
+            page.locator("[data-role=share]").click()
+            page.locator("[data-save=svg][data-of=text]").click()
         first = session.patch_links[0][0]
         assert saved.value.suggested_filename == f"regard-image-{first.layer}.{first.head}.svg"
         drawn = Path(saved.value.path()).read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ def one(data: dict[str, Any]) -> dict[str, Any]:
 
 def numbers(array: dict[str, Any]) -> np.ndarray[Any, Any]:
     """An array read back as carrying.py says it is written."""
-    (kind,) = {"f32", "u16", "u32"} & set(array)
+    (kind,) = {"f32", "u8", "u16", "u32"} & set(array)
     raw = b64decode(array[kind])
     plain = zlib.decompress(raw) if array.get("deflate") else raw
-    values = np.frombuffer(plain, {"f32": "<f4", "u16": "<u2", "u32": "<u4"}[kind]).reshape(array["shape"])
-    return values / 65535 if "error" in array else values
+    values = np.frombuffer(plain, {"f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}[kind])
+    return values.reshape(array["shape"]) * array.get("unit", 1)
 
 
 def asked(data: dict[str, Any], what: str) -> Any:
@@ -95,23 +96,56 @@ def test_all_of_it_is_json_without_nan():
     json.dumps(page_data(session()), allow_nan=False)
 
 
-def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
-    monkeypatch.setattr(export, "ROOM", 1000)
+@pytest.mark.parametrize(
+    ("room", "words", "korean"),
+    [
+        (2 * 6 * KEYS**2, "1/65535", "가중치는 1/65535 단위로 반올림했습니다."),
+        (1000, "1/200 of the largest of their head", "가중치는 헤드마다 최댓값의 1/200 단위로 반올림했습니다."),
+    ],
+)
+def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch, room, words, korean):
+    monkeypatch.setattr(export, "ROOM", room)
+    monkeypatch.setattr(export, "STEP_ROOM", 1000)
     monkeypatch.setattr(export, "STEP_BYTES", 150)  # of two heads
     s = session()
     mine = one(page_data(s))
-    array = mine["arrays"]["1.2"]["weights"]
-    assert array["error"] == 0.5 / 65535
-    assert np.abs(numbers(array) - exact(s, 1, 2)).max() <= array["error"] * (1 + 1e-3)  # and half an fp32 step
+    for head in range(3):
+        array, weights = mine["arrays"][f"1.{head}"]["weights"], exact(s, 1, head)
+        step = 1 / 65535 if room > 1000 else weights.max() / 200
+        if (1, head) != (mine["overview"]["opening"]["layer"], mine["overview"]["opening"]["head"]):
+            assert array["error"] == pytest.approx(step / 2)
+        assert np.abs(numbers(array) - weights).max() <= array["error"] * (1 + 1e-3)  # and half an fp32 step
     assert "q" not in mine["arrays"]["1.2"]
     assert mine["left_out"]["en"] == (
-        "Weights are rounded to 1/65535. It holds the steps of the 3 strongest links of 2 heads. "
+        f"Weights are rounded to {words}. It holds the steps of the 3 strongest links of 2 heads. "
         "`regard serve` shows everything."
     )
     assert mine["left_out"]["ko"] == (
-        "가중치는 1/65535 단위로 반올림했습니다. 계산 과정은 헤드 2개의 가장 강한 연결 3개씩만 들어 있습니다. "
+        f"{korean} 계산 과정은 헤드 2개의 가장 강한 연결 3개씩만 들어 있습니다. "
         "`regard serve`에서는 모두 볼 수 있습니다."
     )
+
+
+def test_the_head_that_a_page_opens_on_is_rounded_least(monkeypatch):
+    monkeypatch.setattr(export, "ROOM", 1000)
+    s = replace(session(), opening={"layer": 1, "head": 2, "token": 3, "key": None})
+    errors = {name: array["weights"]["error"] for name, array in one(page_data(s))["arrays"].items()}
+    assert errors.pop("1.2") == 0.5 / 65535
+    assert min(errors.values()) > 1e-4
+
+
+@node
+def test_the_page_pools_the_map_that_is_not_carried(monkeypatch):
+    s = session(n=131, layers=1)
+    monkeypatch.setattr(export, "ROOM", 1000)
+    data = page_data(s)
+    array = one(data)["arrays"]["0.1"]["weights"]
+    assert one(data)["heads"]["0.1"]["map"] is None
+    got = asked(data, '(await source.head("1", 0, 1, "en")).map')
+    theirs = unpacked(answers.head(s, 0, 1)["map"])
+    assert got["shape"] == list(theirs.shape) == [64, 64]
+    most = -(-131 // 64) * array["error"]  # of all columns of a cell
+    np.testing.assert_allclose(np.array(got["data"]).reshape(64, 64), theirs, atol=most * (1 + 1e-3), rtol=0)
 
 
 def test_every_weight_of_16_by_16_patches_a_cls_and_four_registers_is_carried(monkeypatch):
@@ -157,7 +191,7 @@ def test_weights_that_are_no_numbers_stay_so(monkeypatch):
     monkeypatch.setattr(export, "ROOM", 1000)
     weights = torch.full((2, 3), 0.25)
     weights[1, 2] = torch.nan
-    array = export.packed_weights(weights, exact=False)
+    array = export.packed_weights(weights, export.LEVELS)
     assert "error" not in array
     np.testing.assert_array_equal(numbers(array), weights)
 
@@ -299,7 +333,7 @@ def test_tiles_without_rows_are_cut_out_of_the_map():
 
 @node
 def test_a_rounded_row_says_by_how_much(monkeypatch):
-    monkeypatch.setattr(export, "ROOM", 1000)
+    monkeypatch.setattr(export, "ROOM", 2 * 6 * KEYS**2)
     row, tile = asked(
         page_data(session()),
         '[await source.row("1", 0, 0, 3, 0, 13), await source.tile("1", 0, 0, [0, 4], [0, 4], 128)]',

@@ -252,7 +252,7 @@ def requests(draw: st.DrawFn, path: str, operation: dict[str, Any], file: bytes)
 def test_whatever_the_openapi_document_allows_and_more_is_answered_or_refused_in_words(there, file):
     document = there.ask("/openapi.json").json()["paths"]
     operations = [(path, verb.upper(), one) for path, verbs in document.items() for verb, one in verbs.items()]
-    assert len(operations) == 25
+    assert len(operations) == 27
     statuses = set()
     for path, verb, operation in operations:
         statuses |= fuzz(there, verb, requests(path, operation, file))
@@ -271,7 +271,8 @@ def fuzz(there: Reached, verb: str, drawn: st.SearchStrategy[tuple[str, bytes | 
         answer = there.ask(where, verb, body, kind)
         statuses.add(answer.status)
         assert answer.status == 200 or refused(answer), where
-        assert answer.json() is not None
+        if answer.headers.get("content-disposition") != "attachment":
+            assert answer.json() is not None
         assert answer.headers["x-content-type-options"] == "nosniff"
 
     ask()
@@ -324,6 +325,60 @@ def test_markup_in_a_text_and_in_tokens_comes_back_as_data(there, file):
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+VIEWS = [
+    "</script><script>alert(1)</script>",
+    "<!--",
+    '"};alert(1)//',
+    "layer=0&head=99999",
+    "layer=9&head=9",
+    "\u2028",
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_of_an_exported_page_is_data_and_the_page_a_file(there, view):
+    page = there.ask(f"/api/session/1/page?{urlencode({'view': view})}")
+    assert page.status == 200
+    assert page.headers["content-disposition"] == "attachment"
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    (said,) = re.findall(rb'<script type="application/json" id="regard-view">(.*?)</script>', page.body, re.DOTALL)
+    assert b"<" not in said
+    assert json.loads(said) == view
+    assert len(re.findall(rb"<script\b", page.body)) == 4
+
+
+def test_exported_files_name_no_folder_and_open_again(there, model):
+    read = wait(there, there.ask("/api/look", "POST", b'{"text": "the street"}').json()["job"])["session"]
+    page, capture = (there.ask(f"/api/session/{read}/{what}") for what in ("page", "capture"))
+    for answer in (page, capture):
+        assert answer.status == 200
+        assert str(model.parent).encode() not in answer.body
+        assert not any(str(model.parent) in value for value in answer.headers.values())
+    assert there.ask("/api/open?name=again.regard", "POST", capture.body).status == 200
+
+
+def test_view_that_is_too_long_and_sessions_that_are_not_there_are_refused(there):
+    assert "view" in refused(there.ask(f"/api/session/1/page?view={'x' * 2049}"), 422)
+    for what in ("page", "capture"):
+        for name in ("999", "..%2F..%2Fetc%2Fpasswd", "%00"):
+            refused(there.ask(f"/api/session/{name}/{what}"), 404)
+        assert there.ask(f"/api/session/1/{what}", "POST").status == 405
+
+
+def test_capture_larger_than_the_page_opens_is_not_written(there, monkeypatch):
+    monkeypatch.setattr("regard.explorer.server.LARGEST_FILE", 100)
+    monkeypatch.setattr("regard.explorer.server._open_bytes", lambda *given: pytest.fail("it was written"))
+    assert "--save" in refused(there.ask("/api/session/1/capture"), 400)
+
+
+def test_pages_that_many_ask_for_at_once_wait_for_their_turn(there):
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(there.raw(there.head("GET /api/session/1/page HTTP/1.1")))  # and leave
+    assert there.ask("/api/session/1/page").status == 200
 
 
 @pytest.mark.parametrize("where", ["/api/session/{}/overview", "/page/{}", "/{}"])

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 import regard
 from regard.explorer import answers, widget
-from regard.explorer.export import bundle, modules
+from regard.explorer.export import bundle, html, modules
 from regard.explorer.widget import answer, module, show
 from regard.locale import catalogue
 from regard.session.session import Session, show_image
@@ -20,6 +21,18 @@ from regard.session.session import Session, show_image
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
 WORDS = tuple("abcdefg")
 TILE = {"layer": 0, "head": 0, "rows": [0, 2], "cols": [0, 2], "size": 8}
+
+
+class Reader(HTMLParser):
+    """The tags of a text, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
 
 
 @pytest.fixture
@@ -181,6 +194,24 @@ def test_without_anywidget_the_error_names_what_to_install(session, monkeypatch)
     widget._widget.cache_clear()
     with pytest.raises(ImportError, match=r"'regard\[notebook\]'"):
         show(session)
+
+
+def test_a_session_shows_itself_as_the_exported_page_in_a_frame(session):
+    shown = session._repr_mimebundle_(include=None, exclude=None)
+    assert set(shown) == {"text/plain", "text/html"}
+    (frame,) = Reader(shown["text/html"]).tags
+    assert frame[0] == "iframe"
+    assert frame[1]["srcdoc"] == html(session)
+    assert "allow-same-origin" not in frame[1]["sandbox"]
+
+
+def test_a_long_text_is_a_widget_and_without_anywidget_the_page(session, monkeypatch):
+    pytest.importorskip("anywidget", reason="needs anywidget")
+    monkeypatch.setattr(widget, "SHORT", 6)
+    assert set(session._repr_mimebundle_()) == {"text/plain", "application/vnd.jupyter.widget-view+json"}
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    widget._widget.cache_clear()
+    assert set(session._repr_mimebundle_()) == {"text/plain", "text/html"}
 
 
 def test_wrong_arguments_are_refused(session):

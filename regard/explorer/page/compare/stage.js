@@ -5,7 +5,6 @@ import { mount as mountAtlas } from "../atlas/atlas.js";
 import { mount as mountImage } from "../image/image.js";
 import { mount as mountMap } from "../map/map.js";
 import { mount as mountRanked } from "../opening/ranked.js";
-import { offerSaving } from "../share/saving.js";
 import { fill, focusedAround, make } from "../shared/elements.js";
 import { titleOf } from "../shared/labels.js";
 import { digits, figure, translate } from "../shared/messages.js";
@@ -318,12 +317,7 @@ function side(store, source, name, measured, { baseline, weights = source, swapp
     text.setAttribute("aria-label", right + which);
   };
   label();
-  const offers = [
-    offerSaving(atlas, "atlas", store),
-    offerSaving(map, "map", store),
-    offerSaving(text, "text", store),
-    ...(swapped ? [offerSwap(text, store, source, swapped)] : []),
-  ];
+  const offers = swapped ? [offerSwap(text, store, source, swapped)] : [];
   const off = store.on((_, changed) => changed.has("lang") && label());
   const destroy = () => {
     for (const end of [off, ...offers]) end();

@@ -1,25 +1,21 @@
-// A pane as an SVG or PNG file, and the menu in its corner that offers it. Words stay words and boxes boxes; what
-// stands in a canvas goes in as it is. No fonts are loaded: those of the page are named.
+// A pane as an SVG or PNG file with its caption. Words stay words and boxes boxes; what stands in a canvas goes in as it
+// is. No fonts are loaded: those of the page are named.
 //
-//     await save(element, "svg", { title: "layer 3, head 1", legend: ["weights, linear"], name: "map" });
+//     await save(element, "svg", { title: "layer 3, head 1", legend: ["it → animal 0.6830"], name: "map" });
 //
 // An element with data-saving="skip" is left out, and so are fields, menus and choices; what CSS alone writes before or
 // after an element (`content`) is not drawn.
 
-import { measureName } from "../atlas/heads.js";
-import { fill, make } from "../shared/elements.js";
-import { message, translate } from "../shared/messages.js";
 import { boxAsSvg, place, round, visible } from "./boxes.js";
-
-/** @typedef {import("../state.js").Store} Store */
 
 /** @typedef {{title?: string, legend?: string[], name?: string, scale?: number}} Words */
 /** @typedef {{left: number, top: number}} Corner */
 
 const CONTROLS = "input, select, textarea, dialog, [role=group], [role=radiogroup], label:has(> input)";
-const SKIPPED = `[data-saving=skip], script, style, ${CONTROLS}`;
+const SKIPPED = `[data-saving=skip], .said-hint, script, style, ${CONTROLS}`;
 const MARGIN = 16;
 const LINE = 18; // height of a line of the title or the legend
+const MOST_LINES = 4; // of a text in the caption
 const SHAPE_STYLES = (
   "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap stroke-linejoin opacity " +
   "paint-order font-family font-size font-weight text-anchor dominant-baseline display visibility"
@@ -31,14 +27,22 @@ const SHAPE_STYLES = (
  * @param {"png" | "svg"} kind
  * @param {Words} [words]  name: of the file, without its ending.  scale: dots of a PNG per pixel of the page
  */
-async function save(pane, kind, words = {}) {
+export async function save(pane, kind, words = {}) {
   if (kind !== "png" && kind !== "svg") throw new Error(`a pane is saved as "png" or "svg", not ${JSON.stringify(kind)}`);
   const svg = draw(pane, words);
   const drawn = new Blob([svg], { type: "image/svg+xml" });
-  const file = kind === "png" ? await painted(svg, words.scale ?? 2) : drawn;
+  download(kind === "png" ? await painted(svg, words.scale ?? 2) : drawn, `${words.name ?? "regard"}.${kind}`);
+}
+
+/**
+ * Hand a file to the reader.
+ * @param {Blob} file
+ * @param {string} name
+ */
+export function download(file, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(file);
-  link.download = `${(words.name ?? "regard").replace(/[^\p{L}\p{N}._-]+/gu, "-")}.${kind}`;
+  link.download = name.replace(/[^\p{L}\p{N}._-]+/gu, "-");
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000); // the browser reads it after the click
 }
@@ -51,9 +55,11 @@ async function save(pane, kind, words = {}) {
  */
 function draw(pane, { title = "", legend = [] } = {}) {
   const box = pane.getBoundingClientRect();
-  const above = MARGIN + (title ? LINE + 6 : 0);
-  const [width, height] = [box.width + 2 * MARGIN, above + box.height + MARGIN + LINE * legend.length];
   const style = getComputedStyle(pane);
+  const heading = title ? broken(title, box.width, `600 14px ${style.fontFamily}`) : [];
+  const lines = legend.flatMap((words) => broken(words, box.width, `12px ${style.fontFamily}`));
+  const above = MARGIN + (title ? LINE * heading.length + 6 : 0);
+  const [width, height] = [box.width + 2 * MARGIN, above + box.height + MARGIN + LINE * lines.length];
   const line = (/** @type {string} */ words, /** @type {number} */ y, /** @type {string} */ font) =>
     `<text x="${MARGIN}" y="${round(y)}" font-family="${escaped(style.fontFamily)}" ${font} fill="${style.color}">` +
     `${escaped(words)}</text>`;
@@ -62,11 +68,33 @@ function draw(pane, { title = "", legend = [] } = {}) {
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" ${size} viewBox="0 0 ${round(width)} ${round(height)}">`,
     `<rect width="100%" height="100%" fill="${paperOf(pane)}"/>`,
-    ...(title ? [line(title, MARGIN + 12, 'font-size="14" font-weight="600"')] : []),
+    ...heading.map((words, n) => line(words, MARGIN + 12 + LINE * n, 'font-size="14" font-weight="600"')),
     ink.pane(pane, box),
-    ...legend.map((words, n) => line(words, above + box.height + LINE * (n + 1), 'font-size="12"')),
+    ...lines.map((words, n) => line(words, above + box.height + LINE * (n + 1), 'font-size="12"')),
     "</svg>",
   ].join("\n");
+}
+
+/**
+ * A text in lines of a width, at most MOST_LINES: between words, or within one that is too long.
+ * @param {string} text
+ * @param {number} width
+ * @param {string} font
+ * @returns {string[]}
+ */
+function broken(text, width, font) {
+  const pen = document.createElement("canvas").getContext("2d");
+  if (pen === null) return [text];
+  pen.font = font;
+  const fits = (/** @type {string} */ words) => pen.measureText(words).width <= width;
+  const lines = [""];
+  for (const word of text.split(/(?<=\s)/u)) {
+    for (const part of fits(word) ? [word] : Array.from(word)) {
+      if (fits((lines.at(-1) + part).trimEnd())) lines[lines.length - 1] += part;
+      else if (lines.push(part) > MOST_LINES) return [...lines.slice(0, MOST_LINES - 1), `${lines[MOST_LINES - 1].trimEnd()} …`];
+    }
+  }
+  return lines.map((words) => words.trimEnd());
 }
 
 /**
@@ -266,74 +294,4 @@ function escaped(words) {
   const signs = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
   const allowed = words.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "\ufffd"); // XML has no sign for these
   return allowed.replace(/[&<>"]/g, (sign) => signs[/** @type {keyof typeof signs} */ (sign)]);
-}
-
-// ------------------------------------------------------------------------------------------------------------ the menu
-
-const TITLES = { atlas: message("Heads"), map: message("Map"), text: message("Text"), image: message("Image") };
-
-/**
- * Put the menu into a pane. Returns a function that ends it.
- * @param {HTMLElement} pane
- * @param {"atlas" | "map" | "text"} name
- * @param {Store} store
- * @returns {() => void}
- */
-export function offerSaving(pane, name, store) {
-  const menu = make("details", { class: "save", "data-saving": "skip" });
-  const leave = (/** @type {FocusEvent} */ event) => {
-    if (!menu.contains(/** @type {Node | null} */ (event.relatedTarget))) menu.open = false;
-  };
-  menu.addEventListener("focusout", leave);
-  const draw = () => {
-    const { lang } = store.get();
-    const label = `${translate("Save as an image", lang)}: ${translate(TITLES[name], lang)}`;
-    const choices = /** @type {const} */ (["png", "svg"]).map((kind) =>
-      make(
-        "button",
-        { type: "button", "data-save": kind, onclick: () => void write(menu, pane, name, kind, store) },
-        kind.toUpperCase(),
-      ),
-    );
-    fill(
-      menu,
-      make("summary", { "aria-label": label, title: label }, "⤓"),
-      make("div", { class: "save-choices" }, ...choices),
-    );
-  };
-  draw();
-  const off = store.on((_, changed) => changed.has("lang") && draw());
-  pane.append(menu);
-  return () => {
-    off();
-    menu.remove();
-  };
-}
-
-/**
- * @param {HTMLDetailsElement} menu
- * @param {HTMLElement} pane
- * @param {"atlas" | "map" | "text"} name
- * @param {"png" | "svg"} kind
- * @param {Store} store
- */
-async function write(menu, pane, name, kind, store) {
-  const { layer, head, lang } = store.get();
-  menu.open = false;
-  const place = translate("layer {layer}, head {head}", lang, { layer, head });
-  const what = name === "atlas" ? measureName(pane.dataset.measure ?? "", lang) : place;
-  const shown = pane.classList.contains("pane-image") ? "image" : name;
-  try {
-    await save(pane, kind, {
-      title: `${translate(TITLES[shown], lang)}: ${what}`,
-      name: name === "atlas" ? "regard-heads" : `regard-${shown}-${layer}.${head}`,
-    });
-  } catch (error) {
-    const words = translate(
-      "That did not work: {error}",
-      lang,
-      { error: error instanceof Error ? error.message : String(error) },
-    );
-    menu.append(make("p", { class: "error", role: "alert" }, words));
-  }
 }

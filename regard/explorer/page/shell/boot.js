@@ -1,4 +1,4 @@
-// Starts the page of a server or of an exported file.
+// Starts the page of a server or of an exported file, which may stand in a frame without an address of its own.
 
 import { addCatalogues } from "../shared/messages.js";
 import { EmbeddedSource, hideToken, HttpSource } from "../source/source.js";
@@ -15,5 +15,6 @@ if (element !== null) {
   const data = carried("regard-data");
   addCatalogues(carried("regard-catalogues") ?? {});
   if (data === null) hideToken();
-  start(element, data === null ? new HttpSource(".") : new EmbeddedSource(data), { hash: true, lang: data?.lang });
+  const source = data === null ? new HttpSource(".") : new EmbeddedSource(data);
+  start(element, source, { hash: location.protocol !== "about:", lang: data?.lang, view: carried("regard-view") ?? "" });
 }

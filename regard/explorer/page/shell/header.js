@@ -19,6 +19,7 @@ import { translate, translateParts } from "../shared/messages.js";
  * @property {() => void} compare
  * @property {() => void} help
  * @property {(text: string) => void} readKorean  with the model that knows Korean
+ * @property {HTMLElement} share
  */
 
 /**
@@ -53,6 +54,7 @@ export function drawHeader(element, store, shown) {
         { type: "button", "data-role": "compare", "aria-pressed": state.compare !== null, onclick: shown.compare },
         translate("Compare", lang),
       ),
+    shown.overview && shown.share,
     segments(
       translate("Language", lang),
       "lang",

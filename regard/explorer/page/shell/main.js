@@ -3,6 +3,7 @@
 import { mount as mountStage } from "../compare/stage.js";
 import { Measurements } from "../effects/effects.js";
 import { placeOf } from "../opening/examples.js";
+import { mount as mountShare } from "../share/menu.js";
 import { fill, focusedAround, make, segments } from "../shared/elements.js";
 import { browserLanguage, message, translate } from "../shared/messages.js";
 import { isKnown, remember, startTour } from "../tour/tour.js";
@@ -23,7 +24,8 @@ const HASH_MS = 150; // a browser refuses an address that changes hundreds of ti
  * Build the page inside an element. Returns a function that ends it.
  * @param {HTMLElement} element
  * @param {Source} source
- * @param {{hash?: boolean, lang?: string}} [options]  hash: the page owns the address and the document's language
+ * @param {{hash?: boolean, lang?: string, view?: string}} [options]  hash: the page owns the address and the document's
+ *   language.  view: the state to begin with where the address tells none, in the form of an address
  * @returns {() => void}
  */
 export function start(element, source, options = {}) {
@@ -36,14 +38,14 @@ class Page {
   /**
    * @param {HTMLElement} element
    * @param {Source} source
-   * @param {{hash?: boolean, lang?: string}} options
+   * @param {{hash?: boolean, lang?: string, view?: string}} options
    */
   constructor(element, source, options) {
     this.element = element;
     this.source = source;
     this.owner = options.hash ?? false;
     const firstLang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
-    const said = this.owner ? fromHash(location.hash) : {};
+    const said = fromHash((this.owner && location.hash.slice(1)) || (options.view ?? ""));
     this.placed = saysPlace(said);
     /** What the page opens with: on narrow screens the drawer would cover the text. */
     this.opened = { lang: firstLang, drawer: !matchMedia("(max-width: 979px)").matches };
@@ -72,6 +74,7 @@ class Page {
     );
     this.foot = make("footer", { class: "foot" });
     this.help = make("dialog", { class: "window help" });
+    this.share = mountShare(element, this.store, source, this.owner);
     this.window = make("dialog", { class: "window choose" });
     /** @type {{destroy: () => void}[]} */
     this.panes = [];
@@ -99,6 +102,7 @@ class Page {
 
   end() {
     this.clear();
+    this.share.destroy();
     for (const end of this.ends) end();
     clearTimeout(this.timer);
     this.element.classList.remove("regard");
@@ -351,6 +355,7 @@ class Page {
       compare,
       help,
       readKorean: (text) => (this.openWindow(false), void this.choosing?.read(text, "korean")),
+      share: this.share.element,
     });
     this.handle.setAttribute("aria-expanded", String(state.drawer));
     fill(

@@ -143,6 +143,12 @@ export class NotebookSource {
     return `data:${kind};base64,${base64}`;
   }
 
+  /** @type {Source["page"]} */
+  async page(session, view, lang) {
+    const { html } = await this.#send("page", { lang, view });
+    return new Blob([html], { type: "text/html" });
+  }
+
   /**
    * @param {string} ask
    * @param {Record<string, unknown>} given
@@ -178,9 +184,9 @@ function render({ model, el }, styles, catalogues) {
   addCatalogues(catalogues);
   const source = new NotebookSource(model);
   const [host, sheet, page] = ["div", "style", "div"].map((tag) => document.createElement(tag));
-  host.style.cssText = "all: initial; display: block"; // fonts and spacing are inherited even there
   host.setAttribute("data-lm-suppress-shortcuts", "true"); // else JupyterLab deletes a cell where "dd" is typed
-  sheet.textContent = styles;
+  // Fonts and spacing are inherited even there; inside, !important is stronger than the notebook's own.
+  sheet.textContent = `:host { all: initial !important; display: block !important }\n${styles}`;
   page.style.height = `${model.get("height")}px`;
   page.style.setProperty("--tall", page.style.height); // of the page, which is not the window's here
   page.style.gridTemplateColumns = "minmax(0, 1fr)"; // as wide as the cell, however narrow that is

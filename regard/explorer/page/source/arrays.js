@@ -1,5 +1,5 @@
-// Packed arrays as numbers and levels: {"shape", "f32"} of an answer, little-endian float32 in base64, decoded on arrival; those
-// of an exported page, floats or whole numbers of two or four bytes, perhaps compressed, decoded when first asked for.
+// Packed arrays as numbers and levels: {"shape", "f32"} of an answer, little-endian float32 in base64, decoded on arrival;
+// those of an exported page, floats or whole numbers of up to four bytes, perhaps compressed, decoded when first asked for.
 
 /** @typedef {{shape: number[], f32: string}} Packed  as it travels */
 /** @typedef {{shape: number[], data: Float32Array}} Numbers  as the panes see it; the last axis runs fastest */
@@ -61,11 +61,10 @@ export function list(values) {
 // ----------------------------------------------------------------------------------------------------- exported arrays
 
 /**
- * error: the largest rounding error of weights, which are then u16 and 65,535 times as large.
- * @typedef {{shape: number[], f32?: string, u16?: string, u32?: string, deflate?: boolean, error?: number}} Compressed
+ * error: the largest rounding error of weights, which are then whole numbers of units.
+ * @typedef {{shape: number[], f32?: string, u8?: string, u16?: string, u32?: string, deflate?: boolean, unit?: number,
+ *   error?: number}} Compressed
  */
-
-const LEVELS = 65535; // of a rounded weight
 
 /** @type {WeakMap<Compressed, Promise<Numbers>>} */
 const unpacked = new WeakMap();
@@ -89,18 +88,21 @@ export function numbers(packed) {
  * @returns {Promise<Numbers>}
  */
 async function decode(packed) {
-  const bytes = Uint8Array.from(atob(packed.f32 ?? packed.u16 ?? packed.u32 ?? ""), (letter) => letter.charCodeAt(0));
+  const { f32, u8, u16, u32, unit = 1 } = packed;
+  const bytes = Uint8Array.from(atob(f32 ?? u8 ?? u16 ?? u32 ?? ""), (letter) => letter.charCodeAt(0));
   const plain = packed.deflate ? await inflated(bytes) : bytes.buffer;
   const view = new DataView(plain);
+  /** @type {[number, (at: number) => number]} */
   const [width, read] =
-    packed.f32 !== undefined
-      ? [4, (/** @type {number} */ at) => view.getFloat32(at, true)]
-      : packed.u32 !== undefined
-        ? [4, (/** @type {number} */ at) => view.getUint32(at, true)]
-        : [2, (/** @type {number} */ at) => view.getUint16(at, true)];
+    f32 !== undefined
+      ? [4, (at) => view.getFloat32(at, true)]
+      : u8 !== undefined
+        ? [1, (at) => view.getUint8(at)]
+        : u16 !== undefined
+          ? [2, (at) => view.getUint16(at, true)]
+          : [4, (at) => view.getUint32(at, true)];
   const data = new Float32Array(plain.byteLength / width); // a key's number is exact there up to 2^24
-  const unit = packed.error === undefined ? 1 : LEVELS;
-  for (let i = 0; i < data.length; i++) data[i] = read(i * width) / unit;
+  for (let i = 0; i < data.length; i++) data[i] = read(i * width) * unit;
   return { shape: packed.shape, data };
 }
 

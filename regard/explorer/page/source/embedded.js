@@ -32,6 +32,7 @@ export class NotCarried extends Error {}
 const RIBBON = 1024; // bins of a row's ribbon
 const TOP = 12; // largest weights of a row
 const SHOWN = 64; // keys in the steps
+const CELLS = 64; // of a map's side
 
 /**
  * Answers from the page's own data.
@@ -92,12 +93,24 @@ export class EmbeddedSource {
     const name = `${layer}.${head}`;
     if (heads[name] === undefined) throw new Error(`layer ${layer}, head ${head} is not in this page`);
     const answer = this.#once(`${session}/head/${name}`, () => heads[name]);
+    answer.map ??= await this.#pooledMap(session, layer, head);
     return { ...answer, sentence: sentences[lang]?.[name] ?? answer.sentence };
   }
 
   /** @type {Source["ranked"]} */
   async ranked(session) {
     return this.#session(session).ranked ?? { links: [], complete: true, selected: null };
+  }
+
+  /**
+   * @param {string} session
+   * @param {number} layer
+   * @param {number} head
+   */
+  async #pooledMap(session, layer, head) {
+    const all = await numbers(/** @type {Compressed} */ (this.#arrays(session, layer, head).weights));
+    const [down, across] = all.shape.map((size) => edges([0, size], CELLS));
+    return pooled(all, down, across);
   }
 
   /** @type {Source["row"]} */
@@ -249,6 +262,16 @@ export class EmbeddedSource {
     const found = this.#session(session).images?.[number];
     if (found === undefined) throw new Error(`image ${number} is not in this page`);
     return found;
+  }
+
+  /** @type {Source["page"]} */
+  async page(session, view, lang) {
+    const copy = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
+    copy.lang = lang;
+    copy.querySelector("#regard")?.replaceWith(Object.assign(document.createElement("div"), { id: "regard" }));
+    const said = copy.querySelector("#regard-view");
+    if (said) said.textContent = JSON.stringify(view).replaceAll("<", "\\u003c");
+    return new Blob([`<!doctype html>\n${copy.outerHTML}\n`], { type: "text/html" });
   }
 
   /**

@@ -154,6 +154,8 @@ import { unpackAll } from "./arrays.js";
  *   cancel: (job: string) => Promise<void>}} look
  * @property {(session: string, lang: string) => string | null} [leftOut]  what of a session cannot be asked for, in words
  * @property {(file: Blob & {name?: string}) => Promise<string>} open  gives the new session's id
+ * @property {(session: string, view: string, lang: string) => Promise<Blob>} [page]  one HTML file that opens in a view
+ * @property {(session: string) => Promise<Blob>} [capture]  a .regard file
  */
 
 export { EmbeddedSource } from "./embedded.js";
@@ -359,6 +361,24 @@ export class HttpSource {
   async open(file) {
     const name = encodeURIComponent(file.name ?? "");
     return (await this.#send("POST", `open?name=${name}`, file)).session;
+  }
+
+  /** @type {Source["page"]} */
+  page(session, view, lang) {
+    return this.#file(`session/${encodeURIComponent(session)}/page?${new URLSearchParams({ lang, view })}`);
+  }
+
+  /** @type {Source["capture"]} */
+  capture(session) {
+    return this.#file(`session/${encodeURIComponent(session)}/capture`);
+  }
+
+  /** @param {string} path */
+  async #file(path) {
+    const response = await fetch(`${this.base}/api/${path}`).catch(() => {
+      throw problem(NO_SERVER);
+    });
+    return response.ok ? response.blob() : answer(response);
   }
 
   /**
