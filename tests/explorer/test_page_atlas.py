@@ -264,6 +264,20 @@ def test_pointing_at_a_word_shows_its_row_in_every_head_and_a_click_keeps_it(pag
     showing(page, "")
 
 
+def test_other_session_brings_its_own_pictures(page, session, checkpoint):
+    short = look_at("the cat and the dog", checkpoint)
+    with serving([short, session]) as address:
+        ready(page, f"{address}/#session=2&cells=thumbnails&drawer=0")
+        showing(page, "")
+        before = inks(page, 0, 0, 7, 7)
+        page.locator("[data-role=session]").select_option("1")
+        expect(page.locator(".text-piece")).to_have_count(len(short.tokens))
+        showing(page, "")
+        until(page, lambda: not torch.equal(inks(page, 0, 0, 7, 7), before))
+        drawn, weights = inks(page, 0, 0, len(short.tokens), len(short.tokens)), short.layers[0].view.map()[0, 0]
+        assert float(weights.flatten()[drawn.argmax()]) >= float(weights.max()) * 254 / 255
+
+
 def test_pointing_at_the_map_shows_the_row_of_the_query_there(page, site, eager):
     ready(page, f"{site}/#cells=thumbnails&drawer=0")
     canvas = page.locator(".map-canvas")

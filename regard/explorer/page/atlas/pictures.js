@@ -175,6 +175,7 @@ export class Pictures {
    */
   draw({ cell, height, strip, heads }, ramp, sink, fits) {
     const { layers, token } = this.shown;
+    if (layers.length === 0) return; // those of another session are gone, its own not yet there
     this.canvas.style.width = `${heads * cell}px`;
     this.canvas.style.height = `${layers.length * height}px`;
     this.canvas.dataset.token = token === null ? "" : String(token);
