@@ -508,7 +508,17 @@ def test_documents_have_the_blocks_that_they_are_run_for():
     assert [name for name in DOCUMENTS if "python demo" in kinds[name]] == of_demo
 
 
-TRANSLATED = ["conventions", "efficient", "explorer", "lens", "misunderstandings", "models", "operation", "training", "why"]
+TRANSLATED = [
+    "conventions",
+    "efficient",
+    "explorer",
+    "lens",
+    "misunderstandings",
+    "models",
+    "operation",
+    "training",
+    "why",
+]
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
