@@ -94,6 +94,7 @@ def test_swapped_word_opens_the_comparison_and_names_the_heads_that_changed_most
         layer, head = found[2][0].split(".")
         cell = f'.cell[data-layer="{layer}"][data-head="{head}"]'
         expect(page.locator(f"[data-side=first] {cell}")).to_have_attribute("aria-selected", "true")
+        expect(page).to_have_url(re.compile(f"layer={layer}&head={head}&"))
         page.reload()
         expect(page.locator(".changes .chip[aria-pressed=true]")).to_have_attribute("data-head", found[2][0])
 

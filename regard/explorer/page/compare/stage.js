@@ -115,6 +115,7 @@ class Stage {
     const [top] = first === null || !this.source.changes ? [] : (await this.source.changes(first, session)).heads;
     if (this.store.get().session !== first) return;
     this.store.set({ ...(top ? lookingAt(top, session) : { compare: { ...fresh(session), difference: true } }), drawer: false });
+    this.element.scrollTop = 0; // on a narrow screen the list of heads is there
   }
 
   /** Draw everything anew: sessions came, or light changed to dark. */

@@ -140,9 +140,10 @@ class PredictionsPane {
         this.element,
         this.#title(lang),
         this.#places(answer, at),
+        this.#heads(),
         places[at].lse && this.#slider(answer.temperatures),
         this.#bars(answer, at, before.places[at]),
-        this.#heads(),
+        answer !== before && make("p", { class: "about" }, translate("The tick on a bar, and the first number, are with all heads on, as in the other panes.", lang)),
       );
     }
     if (role) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-role="${role}"]`))?.focus();
@@ -285,7 +286,6 @@ class PredictionsPane {
       ),
       chips.length > 0 && make("span", { class: "off-title" }, translate("off:", lang)),
       chips.length > 0 && make("ul", { class: "chips" }, ...chips),
-      chips.length > 0 && make("p", { class: "about" }, translate("The tick on a bar, and the first number, are with all heads on, as in the other panes.", lang)),
     );
   }
 }
