@@ -36,11 +36,20 @@ SCORED = 1 << 21  # weights of a run up to which a summary scores patterns that 
 
 
 def view_figure(
-    view: View, *, batch: int = 0, head: int | None = None, tokens: Sequence[str] | None = None, dark: bool = False
+    view: View,
+    *,
+    batch: int = 0,
+    head: int | None = None,
+    tokens: Sequence[str] | None = None,
+    subject: str | None = None,
+    query: int | None = None,
+    dark: bool = False,
 ) -> Figure:
     """The first 16 heads' maps side by side on one scale, or one head's map with margins; see `View.show`.
 
     Tokens are drawn as labels where the map's cells are single tokens.
+
+    subject: what the view is of, for the title.  query: the query whose row is marked in one head's map.
     """
     view = plain(view)
     rows, heads, nq, nk = view.sizes
@@ -53,14 +62,17 @@ def view_figure(
     if head is None:
         more = f", the first {MOST_HEADS} of {heads} heads" if heads > MOST_HEADS else ""
         size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
-        return figures.heatmap(cells[:MOST_HEADS], labels, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
+        title = f"{nq} queries × {nk} keys, {size}{more}"
+        title = title if subject is None else f"{subject} ({title})"
+        return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark)
     margins: dict[str, Any] = {}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
             margins[name] = values[batch, head].detach().cpu()
+    title = f"head {head}" if subject is None else subject
     return figures.map_with_marginals(
-        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=f"head {head}", dark=dark
+        cells[head], **margins, query=query, rows=nq, columns=nk, tokens=labels, exact=exact, title=title, dark=dark
     )
 
 
@@ -73,12 +85,19 @@ def view_png(view: View) -> bytes | None:
     return buffer.getvalue()
 
 
-def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
+def atlas_figure(
+    capture: Capture,
+    measure: str = "entropy",
+    dark: bool = False,
+    *,
+    batch: int | None = None,
+    subject: str | None = None,
+) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
     table = stack_rows(rows, max(heads))
-    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark)
+    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, title=subject, dark=dark)
 
 
 def capture_html(capture: Capture) -> str:
