@@ -268,12 +268,16 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     if options.figure is not None:
         from regard.lens.display import atlas_figure, view_figure
 
+        subject = _subject(session, options, said)
         if options.layer is None:
-            figure = atlas_figure(session.capture, said["measure"], lang=options.lang)
+            figure = atlas_figure(session.capture, said["measure"], subject=subject, lang=options.lang)
         else:
-            view, words = session.layers[said["layers"][0]["index"]].view, list(session.tokens)
-            labels = words if any(words) and view.sizes[3] == len(words) else None
-            figure = view_figure(view, batch=0, head=options.head, tokens=labels, lang=options.lang)
+            layer, words = session.layers[said["layers"][0]["index"]], list(session.tokens)
+            labels = words if any(words) and layer.view.sizes[3] == len(words) else None
+            asked = None if said["chosen"] is None else said["chosen"][0] - (layer.start or 0)
+            figure = view_figure(
+                layer.view, head=options.head, tokens=labels, subject=subject, query=asked, lang=options.lang
+            )
         write_figure(figure, options.figure)
     kept = session if options.html is None else replace(session, opening=_opening(session, options, said))
     written = write_session(kept, options)
@@ -300,6 +304,17 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     out.print()
     print_sections(said, options, out)
     out.name_files(**written)
+
+
+def _subject(session: Session, options: LookOptions, said: dict[str, Any]) -> str:
+    """The title of a figure: model, layer and head, and the text."""
+    place = ""
+    if options.layer is not None:
+        values = {"layer": said["layers"][0]["index"], "head": options.head}
+        text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
+        place = f", {translate(text, options.lang, **values)}"
+    words = " ".join((session.text or "").split())
+    return f"{session.name}{place}{': ' * bool(words)}{words}"
 
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:

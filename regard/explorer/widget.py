@@ -90,8 +90,7 @@ def display(session: Session) -> dict[str, Any]:
     plain = {"text/plain": repr(session)}
     if len(session.tokens) > SHORT:
         with suppress(ImportError):
-            bundle: dict[str, Any] = show(session)._repr_mimebundle_()[0]
-            return bundle | plain
+            return {**show(session)._repr_mimebundle_()[0], **plain}
     return {"text/html": framed(html(session), HEIGHT), **plain}
 
 

@@ -41,12 +41,16 @@ def view_figure(
     batch: int = 0,
     head: int | None = None,
     tokens: Sequence[str] | None = None,
+    subject: str | None = None,
+    query: int | None = None,
     dark: bool = False,
     lang: Lang = "en",
 ) -> Figure:
     """The first 16 heads' maps side by side on one scale, or one head's map with margins; see `View.show`.
 
     Tokens are drawn as labels where the map's cells are single tokens.
+
+    subject: what the view is of, for the title.  query: the query whose row is marked in one head's map.
     """
     check_lang(lang)
     view = plain(view)
@@ -64,16 +68,16 @@ def view_figure(
             title = translate("{nq} queries × {nk} keys, pooled, {rows} × {columns} cells", lang, **sizes)
         if heads > MOST_HEADS:
             title += translate(", the first {shown} of {heads} heads", lang, shown=MOST_HEADS, heads=heads)
+        title = title if subject is None else f"{subject} ({title})"
         return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark, lang=lang)
     margins: dict[str, Any] = {}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
             margins[name] = values[batch, head].detach().cpu()
-    title = translate("head {head}", lang, head=head)
-    return figures.map_with_marginals(
-        cells[head], **margins, rows=nq, columns=nk, tokens=labels, exact=exact, title=title, dark=dark, lang=lang
-    )
+    title = translate("head {head}", lang, head=head) if subject is None else subject
+    of = {"rows": nq, "columns": nk, "tokens": labels, "exact": exact, "query": query}
+    return figures.map_with_marginals(cells[head], **margins, **of, title=title, dark=dark, lang=lang)
 
 
 def view_png(view: View) -> bytes | None:
@@ -86,13 +90,20 @@ def view_png(view: View) -> bytes | None:
 
 
 def atlas_figure(
-    capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None, lang: Lang = "en"
+    capture: Capture,
+    measure: str = "entropy",
+    dark: bool = False,
+    *,
+    batch: int | None = None,
+    subject: str | None = None,
+    lang: Lang = "en",
 ) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
     table = stack_rows(rows, max(heads))
-    return figures.atlas(table, layers=capture.row_names, heads=heads, measure=measure, dark=dark, lang=lang)
+    names = capture.row_names
+    return figures.atlas(table, layers=names, heads=heads, measure=measure, title=subject, dark=dark, lang=lang)
 
 
 def capture_html(capture: Capture) -> str:

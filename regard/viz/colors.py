@@ -29,6 +29,8 @@ class Theme:
     alarm: str
     weight: tuple[str, ...]  # smallest to largest
     signed: tuple[str, ...]  # most negative, zero in the middle, most positive
+    heat: tuple[str, ...]  # of maps of weights: 0 is the paper
+    query: str  # what marks a query, as on the page
 
 
 # Equal steps of OKLab lightness. Orange against blue, never red against green, for colour-blind readers.
@@ -36,11 +38,15 @@ LIGHT = Theme(
     *("#ffffff", "#1b1f26", "#68707d", "#c3c9d2", "#d81b60"),
     ("#c6f2f1", "#9adae1", "#6ec1d4", "#46a6cc", "#2388c3", "#246bae", "#274d98", "#213674", "#182052"),
     ("#824121", "#ab6230", "#d5863e", "#deba91", "#e8e8e8", "#a1c1e2", "#5c98d5", "#376db3", "#194292"),
+    ("#ffffff", "#bbeced", "#8ad1dc", "#5bb4d0", "#3395c7", "#2474b5", "#27539c", "#223877", "#182052"),
+    "#b8430a",
 )
 DARK = Theme(
     *("#14171c", "#e8ebf0", "#949dab", "#454d59", "#ff5c93"),
     ("#293363", "#324886", "#365eaa", "#357abf", "#3696d2", "#49b3d9", "#6ccedf", "#9ce5e4", "#cbfaf0"),
     ("#e7b369", "#c78c49", "#a6662b", "#6f4f34", "#38383a", "#425979", "#437eb9", "#60a6da", "#81cffc"),
+    ("#14171c", "#222a4c", "#2f417a", "#365ba5", "#357dc1", "#3ca0d4", "#5dc2dc", "#91e0e3", "#cbfaf0"),
+    "#ffab5e",
 )
 
 
@@ -96,7 +102,7 @@ def readable_on(cell: Array) -> str:
 def legend(scales: list[Scale], maps: list[Array], theme: Theme, lang: Lang = "en") -> list[Key]:
     """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C)."""
     keys, hidden = [scale.key() for scale in scales], scales[0].hidden
-    if any((values == hidden).any() for values in maps):
+    if scales[0].ramp[0] != theme.paper and any((values == hidden).any() for values in maps):
         keys.append((rgb(theme.paper), translate("exactly 0", lang) if hidden == 0 else translate("hidden", lang)))
     if any((np.isnan(values) | (values == inf)).any() for values in maps):
         keys.append((rgb(theme.alarm), translate("NaN or infinite", lang)))

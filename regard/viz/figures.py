@@ -92,7 +92,7 @@ def heatmap(
     >>> figure.texts[0].get_text()
     'cross-attention'
 
-    Colours run from 0 to the largest weight. A weight of exactly 0 is bare paper; NaN and infinity are red. If there
+    Colours run from the paper, for 0, to the largest weight; NaN and infinity are red. If there
     are more weights than dots, a cell shows the largest of several, and the figure says so.
 
     Numbers below 0 or above 1 are scores: blue above 0, orange below, with 0 in the middle; −∞ (hidden) is bare paper.
@@ -138,7 +138,7 @@ def heatmap(
         padded = np.pad(head, ((0, -nq % tile[0]), (0, -nk % tile[1])), constant_values=-inf)
         maps.append(padded.reshape(-1, tile[0], padded.shape[1] // tile[1], tile[1]).max((1, 3)))
     theme = DARK if dark else LIGHT
-    scale = Scale(translate("weight", lang), theme.weight, 0.0, max(map(_largest, maps)), hidden=0.0)
+    scale = Scale(translate("weight", lang), theme.heat, 0.0, max(map(_largest, maps)), hidden=0.0)
     if signed:
         most = max(_largest(abs(cells)) for cells in maps)
         scale = Scale(translate("score", lang), theme.signed, -most, most, hidden=-inf)
@@ -252,7 +252,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, la
             scored.append(name)
     score, output = max(_largest(abs(stage[name])) for name in scored), _largest(abs(stage["output"]))
     scales = dict.fromkeys(scored, Scale(translate("score", lang), theme.signed, -score, score, hidden=-inf)) | {
-        "weights": Scale(translate("weight", lang), theme.weight, 0.0, _largest(stage["weights"]), hidden=0.0),
+        "weights": Scale(translate("weight", lang), theme.heat, 0.0, _largest(stage["weights"]), hidden=0.0),
         "output": Scale(translate("output", lang), theme.signed, -output, output, hidden=nan),
     }
     inches = panel_inches((nq, nk), len(scales), 1, 9.6)

@@ -54,6 +54,7 @@ def map_with_marginals(
     *,
     received: Any = None,
     entropy: Any = None,
+    query: int | None = None,
     rows: int | Sequence[int] | None = None,
     columns: int | Sequence[int] | None = None,
     tokens: Sequence[str] | None = None,
@@ -75,6 +76,7 @@ def map_with_marginals(
         cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 a side. Exactly 0 is bare paper, NaN red.
         received: (Nk,) or (C,), drawn above.
         entropy: (Nq,) or (R,) in nats, drawn at the right.
+        query: position of a query whose row is marked.
         rows: the positions that the rows of cells cover: how many, for cells of equal size from position 0; a `range`,
             for a part; or the R + 1 edges of the cells. Default: the cells are numbered.
         columns: the same for the columns.
@@ -91,8 +93,8 @@ def map_with_marginals(
 
     Raises:
         TypeError: for arguments of a wrong kind.
-        ValueError: for wrong sizes, negative weights, exact=True if a cell covers several tokens, and sink=False if key
-            0 is missing or alone.
+        ValueError: for wrong sizes, negative weights, a query outside the rows, exact=True if a cell covers several
+            tokens, and sink=False if key 0 is missing or alone.
     """
     # 1. The arguments, the colours and the legend.
     register_fonts()
@@ -105,6 +107,8 @@ def map_with_marginals(
     if (cells < 0).any():
         raise ValueError(f"cells must not be negative, got {np.nanmin(cells):.3g}; they are attention weights")
     down, across = _read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    if query is not None and not 0 <= query - down.first < down.count:
+        raise ValueError(f"query {query} is not among the rows, {down.first} to {down.first + down.count - 1}")
     if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
@@ -156,6 +160,8 @@ def map_with_marginals(
     if hidden:
         share = (across.edges[hidden] - across.first) / across.count
         sheet.hatch(x, y - above, (high + above, wide * float(share)))
+    if query is not None:
+        _mark(axes, down, across, query, theme)
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y - above, top, side_by_side=True)
     sheet.captions(x - 0.08, y - above - 0.31, captions)
@@ -269,6 +275,16 @@ def _edges(name: str, positions: Any, cells: int) -> Array:
     return np.asarray(edges)
 
 
+def _mark(axes: Axes, down: _Side, across: _Side, query: int, theme: Theme) -> None:
+    """A frame around the row of cells that a query is in."""
+    from matplotlib.patches import Rectangle
+
+    row = int(np.searchsorted(down.edges, query, side="right")) - 1
+    (first, last), (left, right) = down.edges[[row, row + 1]], across.edges[[0, -1]]
+    frame = Rectangle((left, first), right - left, last - first, fill=False, edgecolor=theme.query, lw=1.6, zorder=5)
+    axes.add_patch(frame).set_clip_on(False)
+
+
 @dataclass(frozen=True, eq=False)
 class _Strip:
     """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
@@ -323,9 +339,10 @@ def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme, lang
     counted = cells[:, hidden:]
     positive = np.sort(counted[np.isfinite(counted) & (counted > 0)])
     high = float(positive[-1]) if positive.size else 0.0
-    scale = Scale(name, theme.weight, 0.0, high, hidden=0.0)
+    linear = kind == "linear" or not positive.size  # only there the ramp begins at 0
+    scale = Scale(name, theme.heat if linear else theme.weight, 0.0, high, hidden=0.0)
     first, *others = legend([scale], [counted], theme, lang)
-    if kind == "linear" or not positive.size:
+    if linear:
         return scale.paint(cells, theme), [first, *others]
     if kind == "log":  # down to a millionth of the largest
         how, low = translate("log scale", lang), max(float(positive[0]), high * 1e-6)

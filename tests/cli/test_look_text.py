@@ -515,3 +515,18 @@ def test_heads_that_differ_by_rounding_look_alike_and_nan_is_marked(atlas, lines
     assert [line for line in lines if line not in out] == []
     sound = sum(v is None or v == v for row in atlas for v in row)
     assert (f"· no single pattern ×{sound}" in out) == (sound > 0)
+
+
+@needs_minilm
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_figure_says_model_place_and_text_and_marks_the_asked_row(run, tmp_path, monkeypatch, suffix):
+    from regard.viz import figures
+
+    drawn, save = [], figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, path: (drawn.append(figure), save(figure, path)))
+    target = tmp_path / f"map.{suffix}"
+    run(SENTENCE, "--token", "it", "--layer", "3", "--head", "1", "--figure", str(target))
+    assert target.read_bytes()[:4] == {"png": b"\x89PNG", "svg": b"<?xm", "pdf": b"%PDF"}[suffix]
+    title = " ".join(text.get_text() for text in drawn[0].texts if text.get_weight() == 700)
+    assert title == f"all-MiniLM-L6-v2, layer 3, head 1: {SENTENCE}"
+    assert [patch.get_y() for patch in drawn[0].axes[0].patches if patch.get_zorder() == 5] == [10]

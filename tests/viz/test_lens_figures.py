@@ -325,7 +325,7 @@ def test_strips_name_themselves_and_their_range():
 @pytest.mark.parametrize(("dark", "theme"), [(False, LIGHT), (True, DARK)])
 def test_linear_colours_run_from_zero_to_the_largest_weight(dark, theme):
     drawn = colours(map_with_marginals(np.array([[0.0, 0.25, 0.5]]), dark=dark), 1, 3)[0]
-    assert [tuple(colour) for colour in drawn] == [close(c) for c in (theme.paper, theme.weight[4], theme.weight[-1])]
+    assert [tuple(colour) for colour in drawn] == [close(c) for c in (theme.paper, theme.heat[4], theme.heat[-1])]
 
 
 def test_log_colours_run_by_powers():
@@ -446,8 +446,8 @@ def test_lone_key_survives_in_a_strip_with_more_keys_than_dots():
 def test_sink_is_left_out_of_the_colours_and_hatched():
     cells = np.array([[0.9, 0.05, 0.05], [0.8, 0.1, 0.1]])
     figure = map_with_marginals(cells, sink=False, received=[1.7, 0.15, 0.125], exact=True)
-    assert tuple(colours(figure, 2, 3)[1, 1]) == close(LIGHT.weight[-1])
-    assert tuple(colours(figure, 2, 3)[0, 1]) == close(LIGHT.weight[4])
+    assert tuple(colours(figure, 2, 3)[1, 1]) == close(LIGHT.heat[-1])
+    assert tuple(colours(figure, 2, 3)[0, 1]) == close(LIGHT.heat[4])
     assert figure.axes[1].get_ylim() == (0, 0.15)
     assert {"0.1", "0 to 0.15", "hatched: key 0, left out of the colours"} <= set(words(figure))
     (hatched,) = [axes for axes in figure.axes if any(isinstance(c, LineCollection) for c in axes.collections)]
@@ -1096,3 +1096,27 @@ def test_html_needs_no_matplotlib_and_figures_no_pyplot():
     assert found.returncode == 0, found.stderr
     missing = "figures need matplotlib: pip install 'regard[figures]'"
     assert found.stdout.splitlines() == ["False", missing, missing, "False"]
+
+
+# ------------------------------------------------------------------------------------------------------ the asked query
+
+
+def frames(figure):
+    """The marks around rows of a map: left, top, right, bottom in positions."""
+    from matplotlib.patches import Rectangle
+
+    marks = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    marks = [mark for mark in marks if mark.get_edgecolor()[:3] == pytest.approx(to_rgb(LIGHT.query))]
+    return [(*mark.get_xy(), mark.get_x() + mark.get_width(), mark.get_y() + mark.get_height()) for mark in marks]
+
+
+def test_row_of_the_asked_query_is_framed():
+    assert frames(map_with_marginals(weights(3, 4), exact=True)) == []
+    assert frames(map_with_marginals(weights(3, 4), exact=True, query=1)) == [(0, 1, 4, 2)]
+    assert frames(map_with_marginals(weights(3, 4), rows=9, columns=8, query=5)) == [(0, 3, 8, 6)]  # pooled
+
+
+@pytest.mark.parametrize("query", [-1, 3])
+def test_query_outside_the_map_is_refused(query):
+    with pytest.raises(ValueError, match=rf"query {query}\b.*0 to 2"):
+        map_with_marginals(weights(3, 4), exact=True, query=query)
