@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,8 +50,11 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
+            with warnings.catch_warnings():  # asyncio may end before the browser's last connections are closed
+                warnings.simplefilter("ignore", ResourceWarning)
+                server.should_exit = True
+                thread.join(PATIENCE)
+                gc.collect()
     assert not thread.is_alive(), "the server did not end"
 
 

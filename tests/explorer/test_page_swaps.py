@@ -70,6 +70,7 @@ def word(page: Any, index: int, side: str = "first") -> Any:
 def test_swapped_word_opens_the_comparison_and_names_the_heads_that_changed_most(page, models, sessions):
     with serving([sessions[SENTENCE]], models) as address:
         ready(page, address)
+        expect(page.locator(".pencil")).to_be_visible()  # the page knows that words can be swapped
         word(page, TIRED).dblclick()  # the one gesture; the rest is typed
         field = page.locator(".swap input")
         expect(field).to_be_focused()

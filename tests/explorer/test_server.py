@@ -187,7 +187,7 @@ def test_openapi_names_every_route_and_types_its_answers(client):
     others = {("/api/look", "post"), ("/api/open", "post"), ("/api/job/{job}", "get"), ("/api/job/{job}", "delete")}
     pictures = {(f"{session}/image/{{number}}", "get"), ("/api/look_at_image", "post")}
     effects = {(f"{session}/effects", "get"), (f"{session}/effects", "post"), (f"{session}/swap", "post")}
-    effects |= {("/api/models", "post")}
+    effects |= {("/api/models", "post"), (f"{session}/page", "get"), (f"{session}/capture", "get")}
     assert routes == asked | others | pictures | effects | {("/api/sessions", "get"), ("/api/models", "get")}
     bytes_ = document["paths"][f"{session}/image/{{number}}"]["get"]["responses"]["200"]["content"]
     assert {"image/jpeg", "image/png"} <= bytes_.keys()

@@ -104,7 +104,7 @@ def test_exported_page_draws_its_bars_and_colours_under_its_policy(browser, sess
     file = tmp_path / "page.html"
     file.write_text(html(session), encoding="utf-8")
     with opened(browser) as page:  # in which nothing is said of the policy
-        ready(page, f"{file.as_uri()}#layer=0&head=1&token=3&key=1&drawer=1")
+        ready(page, f"{file.as_uri()}#layer=0&head=1&token=3&key=1&drawer=1&cells=colour")
         colours = page.locator("[role=gridcell]:not(.axis)").evaluate_all(
             "cells => cells.map((cell) => getComputedStyle(cell).backgroundColor)"
         )
