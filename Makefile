@@ -13,7 +13,7 @@ PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --
 # Containers often set this; without bytecode every process compiles regard, and rewrites the tests' assertions, anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-full explore lint format docs bench fuzz clean FORCE
+.PHONY: help demo test test-full explore lint format docs gallery bench fuzz clean FORCE
 
 help: ## this list · 이 목록을 출력합니다
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ docs: .venv/ready ## build the site into site/, lessons executed · 강의를 �
 	.venv/bin/python docs/build_site.py
 	@echo 'python3 -m http.server -d site; then open http://localhost:8000'
 	@echo 'python3 -m http.server -d site를 실행하고 http://localhost:8000 을 여세요.'
+
+gallery: .venv/ready ## pages and pictures of docs/gallery; ARGS="--models DIR" adds models · 갤러리의 페이지와 그림을 만듭니다
+	.venv/bin/python docs/build_gallery.py $(ARGS)
 
 bench: .venv/ready ## run benchmarks/BENCH.py with ARGS · 벤치마크를 실행합니다. BENCH=lens처럼 고릅니다
 	.venv/bin/python benchmarks/$(BENCH).py $(ARGS)

@@ -31,6 +31,7 @@ from regard.locale import Lang  # noqa: E402
 LANGS: tuple[Lang, ...] = ("en", "ko")
 FENCE = re.compile(r"^(```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)(?P<dot>(?: · )?)")
+PICTURE = re.compile(r"!\[[^\]]*\]\((?P<name>\w+)\.png\)")
 LESSONS = {
     "en": (
         "Lessons",
@@ -50,7 +51,8 @@ def documents() -> dict[str, str]:
     """The files that become pages, by path in the checkout, with their names in the site."""
     names = {"README.md": "index.md", "README.ko.md": "index.ko.md"}
     names |= {"CONTRIBUTING.md": "contributing.md", "CONTRIBUTING.ko.md": "contributing.ko.md"}
-    return names | {f"docs/{path.name}": path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    files = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "gallery").glob("*.md")])
+    return names | {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / "docs").as_posix() for path in files}
 
 
 def rewritten(text: str, source: str, names: dict[str, str]) -> str:
@@ -94,6 +96,12 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
 
 def _title(document: str) -> str:
     return (ROOT / document).read_text("utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def linked(picture: re.Match[str], folder: Path) -> str:
+    """A picture of the gallery, as a link to its page if that is in the folder."""
+    page_name = f"{picture['name']}.html"
+    return f"[{picture[0]}]({page_name})" if (folder / page_name).exists() else picture[0]
 
 
 def with_english_anchors(korean: str, english: str) -> str:
@@ -180,6 +188,8 @@ def gather(out: Path, *, run: bool = True) -> list[Any]:
     names = documents()
     for source, name in names.items():
         text = rewritten((ROOT / source).read_text("utf-8"), source, names)
+        if name.startswith("gallery/"):  # a picture leads to its page, where `make gallery` has made one
+            text = PICTURE.sub(lambda match: linked(match, out / "gallery"), text)
         if name.endswith(".ko.md"):
             text = with_english_anchors(text, (ROOT / source.replace(".ko.md", ".md")).read_text("utf-8"))
         (out / name).write_text(text, "utf-8")

@@ -13,6 +13,7 @@ import pytest
 from browsing import PLAYWRIGHT, ready, serving
 from seeing_twins import vit
 
+from regard.explorer.export import write_html
 from regard.session.heads import head_of
 from regard.session.session import Session, look_at, open_file
 
@@ -142,6 +143,21 @@ def test_a_png_has_two_dots_per_pixel_and_room_for_the_caption(page, site):
     with Image.open(shared(page, "[data-save=png][data-of=text]")) as image:
         assert image.width == pytest.approx(2 * (box["width"] + 32), abs=2)
         assert image.height > 2 * (box["height"] + 3 * 18)
+
+
+# -------------------------------------------------------------------------------------------------------------- lessons
+
+
+@pytest.mark.parametrize(("lang", "address"), [("en", "/lessons/"), ("ko", "/ko/lessons/")])
+def test_help_leads_to_the_lessons_of_the_site_or_names_their_command(page, session, tmp_path, lang, address):
+    write_html(session, tmp_path / "page.html")
+    page.route("**/site/gallery/page.html*", lambda route: route.fulfill(path=tmp_path / "page.html"))
+    ready(page, f"http://127.0.0.1/site/gallery/page.html#lang={lang}")
+    page.locator("[data-role=help]").click()
+    assert page.locator("[data-role=learn] a").evaluate("(link) => link.href") == f"http://127.0.0.1/site{address}"
+    ready(page, f"file://{tmp_path / 'page.html'}#lang={lang}")
+    page.locator("[data-role=help]").click()
+    expect(page.locator("[data-role=learn] code")).to_have_text("regard learn" + " --lang ko" * (lang == "ko"))
 
 
 # ---------------------------------------------------------------------------------------------------------- regard look

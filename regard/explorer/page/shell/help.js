@@ -1,7 +1,7 @@
 // The keys of the page, and the window that lists them. `main.js` gives the deeds.
 
 import { fill, make } from "../shared/elements.js";
-import { message, translate } from "../shared/messages.js";
+import { message, translate, translateParts } from "../shared/messages.js";
 
 /** @typedef {import("../shared/messages.js").Lang} Lang */
 
@@ -54,8 +54,19 @@ export function drawHelp(dialog, lang, tour) {
       ),
     ),
     make("p", {}, translate("Weights say where a head reads from, not why the model answers as it does.", lang)),
+    make("p", { "data-role": "learn" }, ...translateParts("Learn step by step: {lessons}", lang, { lessons: lessons(lang) })),
   );
   dialog.setAttribute("aria-labelledby", "help-title");
+}
+
+/**
+ * The lessons: those of the site that the page is in, else the command that holds them.
+ * @param {Lang} lang
+ */
+function lessons(lang) {
+  const inSite = location.protocol.startsWith("http") && /\/gallery\/\w+\.html$/.test(location.pathname);
+  if (!inSite) return make("code", {}, lang === "ko" ? "regard learn --lang ko" : "regard learn");
+  return make("a", { href: lang === "ko" ? "../ko/lessons/" : "../lessons/" }, translate("the lessons", lang));
 }
 
 /**
