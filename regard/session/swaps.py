@@ -57,7 +57,7 @@ def swap_word(session: Session, token: int, word: str) -> Session:
 # -------------------------------------------------------------------------------------------------------------- changes
 
 
-class HeadChange(NamedTuple):
+class ChangedHead(NamedTuple):
     """How much of a head's attention moved, and the link between two words that changed most.
 
     moved: ½ Σ |w − w'| of a query's row, the mean over the queries: the share of attention that goes elsewhere.
@@ -114,7 +114,7 @@ def align(a: Session, b: Session) -> Alignment:
     return Alignment(counts, before, after)
 
 
-def changed_heads(a: Session, b: Session) -> tuple[list[HeadChange], bool]:
+def changed_heads(a: Session, b: Session) -> tuple[list[ChangedHead], bool]:
     """The heads of two sessions of one model, those whose attention moved most first; and whether all rows were read.
 
     Layers are those with the same path in both, whose queries and keys are the tokens. Of more than 2²⁵ weights, rows
@@ -141,7 +141,7 @@ def changed_heads(a: Session, b: Session) -> tuple[list[HeadChange], bool]:
     return sorted(changes, key=lambda change: (-change.moved, change)), step == 1
 
 
-def _layer_changes(one: Layer, other: Layer, aligned: Alignment, groups: Tensor, words: Tensor) -> list[HeadChange]:
+def _layer_changes(one: Layer, other: Layer, aligned: Alignment, groups: Tensor, words: Tensor) -> list[ChangedHead]:
     """The changes of each head. groups: those whose rows are read.  words: (G,) which are words."""
     heads = one.view.sizes[1]
     moved = torch.zeros(heads, dtype=torch.float64)
@@ -161,7 +161,7 @@ def _layer_changes(one: Layer, other: Layer, aligned: Alignment, groups: Tensor,
     for head, (_, query, key, before, after) in enumerate(best):
         pairs = [(aligned.first(group, 0), aligned.first(group, 1)) for group in (query, key)]
         share = float(moved[head]) / len(groups)
-        changes.append(HeadChange(one.index, head, share, pairs[0], pairs[1], before, after))
+        changes.append(ChangedHead(one.index, head, share, pairs[0], pairs[1], before, after))
     return changes
 
 
