@@ -188,10 +188,11 @@ def test_openapi_names_every_route_and_types_its_answers(client):
     pictures = {(f"{session}/image/{{number}}", "get"), ("/api/look_at_image", "post")}
     effects = {(f"{session}/effects", "get"), (f"{session}/effects", "post"), (f"{session}/swap", "post")}
     effects |= {("/api/models", "post")}
-    assert routes == asked | others | pictures | effects | {("/api/sessions", "get"), ("/api/models", "get")}
+    files = {(f"{session}/image/{{number}}", "get"), (f"{session}/page", "get"), (f"{session}/capture", "get")}
+    assert routes == asked | others | pictures | effects | files | {("/api/sessions", "get"), ("/api/models", "get")}
     bytes_ = document["paths"][f"{session}/image/{{number}}"]["get"]["responses"]["200"]["content"]
     assert {"image/jpeg", "image/png"} <= bytes_.keys()
-    for path, verb in routes - {(f"{session}/image/{{number}}", "get")}:
+    for path, verb in routes - files:
         responses = document["paths"][path][verb]["responses"]
         assert "$ref" in responses["200"]["content"]["application/json"]["schema"], path
         assert responses["404"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorJSON")
