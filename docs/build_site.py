@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from posixpath import normpath
+from posixpath import dirname, normpath, relpath
 from typing import Any
 
 from pymdownx.slugs import slugify
@@ -63,6 +63,7 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
         source: path of the document in the checkout.
         names: as of `documents`.
     """
+    folder = dirname(names[source]) or "."
 
     def link(match: re.Match[str]) -> str:
         path, _, anchor = match["target"].partition("#")
@@ -72,13 +73,13 @@ def rewritten(text: str, source: str, names: dict[str, str]) -> str:
         if target.replace(".ko.md", ".md") == source.replace(".ko.md", ".md"):
             return ""  # to the other language: every page has a switch for that
         if target == "tutorials":
-            return f"[{match['text']}](lessons/index.md){match['dot']}"
+            return f"[{match['text']}]({relpath('lessons/index.md', folder)}){match['dot']}"
         if target in names:
-            page_name = names[target].replace(".ko.md", ".md") + (f"#{anchor}" if anchor else "")
+            page_name = relpath(names[target].replace(".ko.md", ".md"), folder) + (f"#{anchor}" if anchor else "")
             shown = _title(target) if match["text"].strip("`") in (path, target) else match["text"]
             return f"{match['image']}[{shown}]({page_name}){match['dot']}"
         if target.startswith("docs/") and (ROOT / target).is_file():
-            return f"{match['image']}[{match['text']}]({target.removeprefix('docs/')}){match['dot']}"
+            return f"{match['image']}[{match['text']}]({relpath(target.removeprefix('docs/'), folder)}){match['dot']}"
         if not (ROOT / target).exists():
             raise FileNotFoundError(f"{source} links to {match['target']!r}, which is not there")
         where = "" if match["text"].strip("`") == target else f" (`{target}`)"
