@@ -49,8 +49,8 @@ def interpreted(*kernels: ModuleType) -> Iterator[None]:
         )
         yield
     for place, names in zip(places, before, strict=True):
-        for name in vars(place).keys() - names.keys():
-            if not isinstance(vars(place)[name], ModuleType):  # such as tensor.__bool__, which breaks the compiler
+        if isinstance(place, type):
+            for name in vars(place).keys() - names.keys():  # such as tensor.__bool__, which breaks the compiler
                 delattr(place, name)
         for name, value in names.items():
             if vars(place)[name] is not value:

@@ -87,7 +87,7 @@ def pages() -> Writer:
     """The page's text is made once: the kills are for its writing."""
     sessions = [Session(f"page {n}", seen(n), tuple(map(str, range(199)))) for n in (0, 1)]
     texts = {session.name: export.html(session) for session in sessions}
-    export.html = lambda session, lang="en": texts[session.name]  # type: ignore[assignment]
+    export.html = lambda session, lang="en", view="": texts[session.name]  # type: ignore[assignment]
 
     def version(path: Path) -> int:
         return [text.encode() for text in texts.values()].index(path.read_bytes())
