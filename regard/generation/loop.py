@@ -1,5 +1,7 @@
 """The generation loop over token ids: `generate` returns all new tokens, `stream` yields text as it becomes certain.
 
+A step is: the model's logits, `LogitsFilters`, and `Sampler`, or `beam_search` in place of the last.
+
 Rows that have ended go on being computed and are cut at their end afterwards: a batch keeps its shape, which a captured
 CUDA step needs, and no step waits for the device.
 """
@@ -8,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from hashlib import blake2b
+from math import inf
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from regard import checks
 from regard.generation.beam_search import beam_search
-from regard.generation.config import GenerationConfig
-from regard.generation.sampling import LogitsFilters, Sampler
+from regard.generation.config import GenerationConfig, random_seed
 from regard.generation.streaming import Decode, Reason, RowText, Stream
-from regard.nn.attention import ContextKeys
-from regard.nn.blocks import Tower
-from regard.nn.cache import Cache
 
-if TYPE_CHECKING:
-    from regard.generation.cuda_graph import CapturedStep
-
+BLOCK = 256  # steps whose random numbers are drawn at once
 STEPS_PER_LOOK = 16  # on a GPU, steps between two looks at whether all rows have ended: each look waits for the device
 
 
@@ -114,9 +112,7 @@ def generate(
         return pieces.result
     with torch.no_grad():
         if (config.num_beams or 1) > 1:
-            ids, counts, scores = beam_search(
-                decoder, input_ids, attention_mask, config, lengths=loop.prompt_lengths, on_token=on_token
-            )
+            ids, counts, scores = beam_search(loop, on_token)
             last = ids.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]  # (R,)
             lengths, ended = counts.tolist(), loop.is_eos(last).tolist()
         else:
@@ -181,19 +177,26 @@ class TokenLoop:
         self.sampler: Sampler | None = None
         self.tokens = input_ids.new_empty(0, len(input_ids))  # (max_new_tokens, B) once begun
 
+    def begin(self, width: int = 1) -> tuple[Tensor, Any, Tensor, LogitsFilters]:
+        """Read the prompt once, for `width` beams: logits (B, V), the state, the tokens (B, N), padding as token V."""
+        # Room for all tokens that will be read, which the last one is not.
+        length = self.input_ids.shape[1] + self.max_new_tokens - 1
+        logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
+        vocabulary, mask = logits.shape[1], self.attention_mask
+        lengths = [n for n in self.prompt_lengths for _ in range(width)]
+        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=lengths, device=logits.device)
+        tokens = self.input_ids if mask is None else torch.where(mask, self.input_ids, vocabulary)
+        return logits, state, tokens.to(logits.device), filters
+
     def steps(self) -> Iterator[Tensor]:
         """Yield the tokens (B,) of each step, also of rows that have ended; the caller stops when it has enough."""
-        batch, start = self.input_ids.shape
-        # 1. Prefill: read the prompt and make room for all tokens that will be read, which the last one is not.
-        length = start + self.max_new_tokens - 1
-        logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
-        vocabulary, device = logits.shape[1], logits.device
-        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=self.prompt_lengths, device=device)
+        # 1. Prefill.
+        logits, state, prompt, filters = self.begin()
         self.sampler = Sampler(filters, self.row_numbers)
         # A row for each step: tokens are written where the model reads them, without a copy.
-        history = torch.empty(start + self.max_new_tokens, batch, dtype=torch.long, device=device)
-        mask = self.attention_mask
-        history[:start] = (self.input_ids if mask is None else torch.where(mask, self.input_ids, vocabulary)).T
+        batch, start = prompt.shape
+        history = torch.empty(start + self.max_new_tokens, batch, dtype=torch.long, device=logits.device)
+        history[:start] = prompt.T
         self.tokens = history[start:]
         seen, rows = history[:start].T, self.tokens.unbind()  # (B, N); (B,) for each step
         # 2. Decode: choose a token from the logits, let the model read it.
@@ -260,104 +263,198 @@ def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[in
     return lengths
 
 
-# ------------------------------------------------------------------------------------------------------ decoder state
+# ------------------------------------------------------------------------------------------------------ choosing tokens
 
 
-@dataclass(eq=False)
-class ModelState:
-    """What a model keeps between steps; memory for all positions is allocated once.
+class LogitsFilters:
+    """What a `GenerationConfig` rules out, prepared for one run.
 
-    Attributes:
-        caches: one for each layer, as its attention makes it.
-        mask: (B, positions so far), True = token, or None if there is no padding.
-        length: the number of positions allocated.
-        padding: (B,) how much padding each row has, if no cache holds any: then only positions depend on it.
-        memory: keys and values of the encoder's output for each layer.
-        memory_mask: which of these are tokens.
-        readers: (B,) which row of the encoder's output each row attends to; None: each to its own.
-        captured: the step as a CUDA graph, if there is one.
+    lengths: number of tokens of each row's prompt, padding left out. Raises ValueError for a token beyond V.
     """
 
-    caches: list[Cache]
-    mask: Tensor | None
-    length: int
-    padding: Tensor | None = None
-    memory: list[ContextKeys] | None = None
-    memory_mask: Tensor | None = None
-    readers: Tensor | None = None
-    captured: CapturedStep | None = None
+    def __init__(
+        self, config: GenerationConfig, *, vocabulary: int, lengths: Sequence[int], device: torch.device
+    ) -> None:
+        config.check_tokens(vocabulary)
+        assert config.max_new_tokens is not None
+        self.config, self.batch, self.last_step = config, len(lengths), config.max_new_tokens - 1
+        self.reads_tokens = config.repetition_penalty not in (None, 1) or bool(config.no_repeat_ngram_size)
+        eos = config.eos_token_ids or ()
+        self.eos = torch.tensor(eos, dtype=torch.long, device=device)
+        self._suppressed = torch.tensor(config.suppress_tokens or (), dtype=torch.long, device=device)
+        least, total = config.min_new_tokens or 0, config.min_length or 0
+        shortest = [max(least, total - n) if eos else 0 for n in lengths]
+        self._shortest, self._any_shortest = torch.tensor(shortest, device=device), max(shortest)  # (B,)
+        starts = [config.forced_bos_token_id is not None and n == 1 for n in lengths]
+        self._starts, self._any_starts = torch.tensor(starts, device=device), any(starts)  # (B,)
 
-    @classmethod
-    def room(
-        cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
-    ) -> ModelState:
-        """Allocate `length` positions of `batch` texts for the layers of a tower with weights of this dtype.
+    def __call__(self, logits: Tensor, tokens: Tensor, step: int) -> Tensor:
+        """Filter the logits (B, V) of the token after tokens (B, n); returned untouched if nothing applies.
 
-        Raises ValueError if there is not enough memory, or an attention cannot run step by step.
+        Filtered logits are fp32, as in `transformers`.
         """
-        kind = device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if autocast and dtype != torch.float64:  # which autocast leaves alone
-            dtype = torch.get_autocast_dtype(kind)
+        config = self.config
+        if config.repetition_penalty is not None and config.repetition_penalty != 1:
+            logits = penalise_repeats(logits.float(), tokens, config.repetition_penalty)
+        if config.no_repeat_ngram_size:
+            logits = prevent_ngrams(logits.float(), tokens, config.no_repeat_ngram_size)
+        if config.suppress_tokens:
+            logits = ban(logits.float(), self._suppressed)
+        if step < self._any_shortest:
+            logits = withhold(logits.float(), self.eos, step < self._shortest)
+        if step == 0 and self._any_starts and config.forced_bos_token_id is not None:
+            logits = force(logits.float(), config.forced_bos_token_id, self._starts)
+        if step == self.last_step and config.forced_eos_token_id is not None:
+            logits = force(logits.float(), config.forced_eos_token_id, torch.ones_like(self._starts))
+        return logits
 
-        def caches(device: torch.device | str) -> list[Cache]:
-            return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
 
-        try:
-            return cls(caches(device), mask, length)
-        except RuntimeError as error:  # out of memory
-            gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
+class Sampler:
+    """Chooses the tokens of one run, step by step, on the device of the logits. row_numbers: as of `generate`."""
+
+    def __init__(self, filters: LogitsFilters, row_numbers: Sequence[int] | None = None) -> None:
+        self.filters, self.row_numbers = filters, range(filters.batch) if row_numbers is None else row_numbers
+        if len(self.row_numbers) != filters.batch:
+            raise ValueError(f"got {len(self.row_numbers)} row_numbers for {filters.batch} rows")
+        config = filters.config
+        self._draws = UniformDraws(config.seed, self.row_numbers) if config.samples else None
+        self._totals: list[Tensor] = []  # (B,) for each step, when sampling
+        self._logits: Tensor | None = None
+        self._steps = 0
+
+    def __call__(self, logits: Tensor, tokens: Tensor, step: int, out: Tensor) -> None:
+        """Write the token (B,) after tokens (B, n) to `out`."""
+        logits = self._logits = self.filters(logits, tokens, step)
+        self._steps = step + 1
+        if self._draws is None:
+            torch.argmax(logits, -1, out=out)  # the smallest id among equals
+        else:
+            token, total = draw(warp(logits.float(), self.filters.config), self._draws(step, logits))
+            self._totals.append(total)
+            out.copy_(token)
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """Raise ValueError if a row's token was chosen from NaN; `lengths`: the tokens each row has up to its end.
+
+        Without sampling only the last logits are looked at, where a cache would have carried the NaN: one look a run.
+        """
+        assert self._logits is not None, "nothing has been chosen"
+        if self._draws is None:
+            bad = self._logits.isnan().any(-1).tolist()
+            rows = [row for row, n in enumerate(lengths) if bad[row] and n == self._steps]
+        else:
+            steps = torch.stack(self._totals).isnan().int()  # (steps, B)
+            first = torch.where(steps.any(0), steps.argmax(0), len(steps)).tolist()
+            rows = [row for row, n in enumerate(lengths) if first[row] < n]
+        if rows:
             raise ValueError(
-                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
-                "have as much: ask for fewer new tokens, texts or beams"
-            ) from error
+                f"no token can be chosen in row {self.row_numbers[rows[0]]}: the model's logits hold NaN, or every "
+                "token is ruled out. Look at the weights and the dtype (float16 overflows where bfloat16 does not), "
+                "or suppress fewer tokens"
+            )
 
-    def __len__(self) -> int:
-        return len(self.caches[0])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of caches and masks, without the encoder's output."""
-        held = [t.nbytes for t in (self.mask, self.padding) if t is not None]
-        return sum(cache.nbytes for cache in self.caches) + sum(held)
+def warp(logits: Tensor, config: GenerationConfig) -> Tensor:
+    """Apply temperature, top-k, top-p and min-p, in this order."""
+    if config.temperature is not None and config.temperature != 1:
+        logits = logits / config.temperature
+    if config.top_k:
+        logits = keep_top(logits, config.top_k)
+    if config.top_p is not None and config.top_p < 1:
+        logits = keep_nucleus(logits, config.top_p)
+    if config.min_p is not None:
+        logits = keep_likely(logits, config.min_p)
+    return logits
 
-    @property
-    def positions(self) -> Tensor | None:
-        """(B, 1) positions of the next tokens if the mask was dropped; else None."""
-        return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
 
-    @property
-    def padded_left(self) -> bool:
-        """True if all padding is on the left."""
-        return self.mask is None or bool((self.mask.int().diff(dim=1) >= 0).all())
+def draw(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The token (B,) at which the summed probabilities pass u (B,) in [0, 1), and their sum (B,), which may be NaN."""
+    # In fp64: a sum over the vocabulary in fp32 is off by more than a rare token's probability.
+    sums = logits.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
+    total = sums[:, -1].clone()
+    token = torch.searchsorted(sums, (u * total)[:, None], right=True)[:, 0]  # never a token of probability 0
+    return token.clamp_(max=logits.shape[-1] - 1), total  # NaN finds no place: stay inside until it is reported
 
-    def forget_mask(self) -> None:
-        """After the prompt: if no cache holds padding, keep its amount instead of a mask that grows."""
-        if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
-            self.padding, self.mask = (~self.mask).sum(1), None
 
-    def see(self, batch: int) -> None:
-        """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
-        if len(self) == self.length:
-            raise ValueError(f"no room: all {len(self)} positions are used")
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
+class UniformDraws:
+    """Uniform numbers in [0, 1), one for each row and step, that depend on nothing but seed, row and step."""
 
-    def keep(self, rows: Tensor) -> None:
-        """Row i becomes the old row rows[i]; the number of rows may change."""
-        if self.captured is not None:
-            self.captured.keep(rows)
-        for cache in self.caches:
-            cache.keep(rows)
-        self.mask = None if self.mask is None else self.mask[rows]
-        self.padding = None if self.padding is None else self.padding[rows]
-        if self.memory is None:
-            return
-        # Beams of one text attend to the same encoder output, and one of 577 patches is most of what a step would copy:
-        # compare first, but not on a GPU, which copies sooner than it answers.
-        batch = len(self.memory[0].k)
-        before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
-        self.readers = before[rows]
-        if not rows.is_cpu or not torch.equal(self.readers, before):
-            self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
-            self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
+    def __init__(self, seed: int | None, rows: Sequence[int]) -> None:
+        self._seed, self._rows = random_seed() if seed is None else seed, rows
+        self._block: Tensor | None = None  # (BLOCK, B)
+
+    def __call__(self, step: int, like: Tensor) -> Tensor:
+        """The numbers (B,) of a step, on the device of `like`; steps come in order from 0."""
+        if self._block is None or step % BLOCK == 0:
+            self._block = self._drawn(step // BLOCK, like)
+        return self._block[step % BLOCK]
+
+    def _drawn(self, block: int, like: Tensor) -> Tensor:
+        generator = torch.Generator(device=like.device)
+        rows = []
+        for row in self._rows:
+            key = blake2b(f"{self._seed} {row} {block}".encode(), digest_size=8).digest()
+            generator.manual_seed(int.from_bytes(key, "little"))
+            rows.append(torch.rand(BLOCK, dtype=torch.float64, generator=generator, device=like.device))
+        return torch.stack(rows, -1)
+
+
+def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Divide the logits of tokens in `seen` by the penalty, or multiply the negative ones (CTRL, section 4.1)."""
+    less = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(_marked(seen, logits), less, logits)
+
+
+def prevent_ngrams(logits: Tensor, seen: Tensor, n: int) -> Tensor:
+    """Rule out each token that would complete n tokens which the row already holds in that order."""
+    if seen.shape[1] < n:
+        return logits
+    windows = seen.unfold(1, n, 1)  # (B, n_windows, n)
+    tail = seen[:, None, seen.shape[1] + 1 - n :]  # (B, 1, n − 1)
+    again = (windows[..., :-1] == tail).all(-1)  # (B, n_windows)
+    ends = torch.where(again, windows[..., -1], logits.shape[-1])
+    return logits.masked_fill(_marked(ends, logits), -inf)
+
+
+def ban(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Rule out tokens (n,) in every row."""
+    return logits.index_fill(1, tokens, -inf)
+
+
+def withhold(logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    """Rule out tokens (n,) in those rows where rows (B,) is True: the ends of what is still too short."""
+    return torch.where(rows[:, None], ban(logits, tokens), logits)
+
+
+def force(logits: Tensor, token: int, rows: Tensor) -> Tensor:
+    """Leave nothing but one token, at logit 0, in those rows where rows (B,) is True."""
+    only = torch.full_like(logits, -inf)
+    only[:, token] = 0
+    return torch.where(rows[:, None], only, logits)
+
+
+def keep_top(logits: Tensor, k: int) -> Tensor:
+    """Rule out what is below the k-th largest; ties with it stay (Fan et al. 2018)."""
+    least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]  # (B, 1)
+    return logits.masked_fill(logits < least, -inf)
+
+
+def keep_nucleus(logits: Tensor, p: float) -> Tensor:
+    """Rule out the least likely tokens whose probabilities together are at most 1 − p (Holtzman et al. 2020)."""
+    rising, order = logits.sort(-1)
+    out = rising.softmax(-1).cumsum(-1) <= 1 - p  # (B, V), least likely first
+    out[:, -1] = False  # the most likely stays, however small p is
+    return logits.masked_fill(out.scatter(1, order, out), -inf)
+
+
+def keep_likely(logits: Tensor, p: float) -> Tensor:
+    """Rule out what is less than p times as likely as the most likely token (min-p, Nguyen et al. 2024)."""
+    probs = logits.softmax(-1)
+    return logits.masked_fill(probs < p * probs.amax(-1, keepdim=True), -inf)
+
+
+def _marked(tokens: Tensor, logits: Tensor) -> Tensor:
+    """(B, n) ids → (B, V), True where the row holds the id; ids of V or more fall off."""
+    vocab = logits.shape[-1]
+    marks = torch.zeros(logits.shape[0], vocab + 1, dtype=torch.bool, device=logits.device)
+    return marks.scatter_(1, tokens.clamp(max=vocab), True)[:, :vocab]

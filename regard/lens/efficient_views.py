@@ -16,10 +16,10 @@ from torch import Tensor
 
 from regard.lens.look import look
 from regard.lens.view import View
-from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import CHUNK, largest_product, log_features, read_key_mask
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention, kernel_attention
+from regard.nn.projections import ContextKeys
 
 Kind = Literal["exact", "approximate"]
 T = TypeVar("T", Tensor, Tensor | ContextKeys | None)

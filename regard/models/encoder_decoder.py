@@ -11,13 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.generation.loop import ModelState
 from regard.models.config import Config
 from regard.models.losses import IGNORED, Targets
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.blocks import Tower, TowerOutput
-from regard.nn.heads import HeadInput, LanguageHead
+from regard.models.text import ModelState
+from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput
 
 __all__ = ["CrossAttentionDecoder", "EncoderDecoder", "shift_right"]
 

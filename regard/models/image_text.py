@@ -27,9 +27,8 @@ from regard.models.losses import token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
-from regard.nn.blocks import Tower, TowerOutput
-from regard.nn.heads import HeadInput, LanguageHead, first_token
-from regard.nn.linear import Linear
+from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput, first_token
+from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 
 __all__ = ["Answerer", "Bounds", "Captioner", "Matcher", "Matching"]

@@ -25,8 +25,7 @@ from regard.models.losses import (
     token_loss,
 )
 from regard.models.outputs import ModelOutput
-from regard.nn.blocks import Tower
-from regard.nn.heads import HeadInput, LanguageHead, PretrainingHead
+from regard.nn.blocks import HeadInput, LanguageHead, PretrainingHead, Tower
 from regard.tasks import text as text_tasks
 from regard.tasks import vision
 from regard.tasks.inputs import Several, Texts, call_arguments, has_vision, in_eval_mode

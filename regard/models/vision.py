@@ -11,7 +11,7 @@ from regard.models.config import Config
 from regard.models.losses import reconstruction_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.heads import Pooler
+from regard.nn.blocks import Pooler
 from regard.nn.vision import Mean, NormedFirst, PatchGrid, PatchProjection, VisionTower
 from regard.nn.windows import WindowTower
 

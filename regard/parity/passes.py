@@ -25,7 +25,7 @@ from regard.models.model import Model
 from regard.models.text import AnsweringModel, LongTextModel, TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
-from regard.nn.heads import EndPooler
+from regard.nn.blocks import EndPooler
 from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower

@@ -22,7 +22,7 @@ from regard.models.image_text import Answerer, Captioner
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text import TextModel
-from regard.nn.heads import LanguageHead
+from regard.nn.blocks import LanguageHead
 from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     VISUAL,

@@ -14,7 +14,7 @@ from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
-from regard.nn.heads import first_token, label_names, last_token
+from regard.nn.blocks import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
     Texts,

@@ -27,7 +27,7 @@ from regard.lens.measures.weights import ComputedWeights
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
 from regard.masks.rules import indices, part_of
-from regard.nn.attention import ContextKeys
+from regard.nn.projections import ContextKeys
 from regard.op import BeamObserver, attention
 
 Source = Literal["sdpa", "softmax", "flex", "flash_attn", "regard"]
