@@ -28,11 +28,10 @@ from regard.lens.view import PER_QUERY, View
 from regard.lens.watch import watch
 from regard.locale import Lang, translate
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.model import Model
+from regard.models.model import Model, eval_mode
 from regard.models.text import TextModel
 from regard.run_directory import opened_run
 from regard.safetensors_file import TensorFile, TensorFileError
-from regard.tasks.inputs import eval_mode, max_text_positions
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]
 
@@ -487,7 +486,7 @@ class TextCorpus:
         if not isinstance(model, (TextModel, EncoderDecoder)):
             name = model.family.title if isinstance(model, Model) else type(model).__name__
             raise TypeError(f"{name} reads no texts here: give dicts of its inputs, such as {{'input_ids': tensor}}")
-        most = max_text_positions(model)
+        most = model.max_text_positions
         if length is not None and most is not None and length > most:
             raise ValueError(f"length={length} is more than the {most} positions of the model")
         where, numbers = lines

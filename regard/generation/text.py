@@ -16,13 +16,10 @@ from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
 from regard.models.family import GENERATION_TASKS
 from regard.tasks.inputs import (
+    ImagePromptModel,
     Several,
     expand_prompt,
-    iterate_in_eval_mode,
-    max_text_positions,
     read_images,
-    reads_image_prompts,
-    require,
     without_special,
 )
 
@@ -107,7 +104,7 @@ def generate_text(
         raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
     if not texts:
         raise ValueError("there must be at least one prompt, got an empty list")
-    require(model, "generate", *GENERATION_TASKS)
+    model.check_task("generate", *GENERATION_TASKS)
     config = merged_config(model, config)
     pixels = _pixels(model, images, len(texts), isinstance(prompts, str))
 
@@ -124,7 +121,7 @@ def stream_text(
     """The continuation of a prompt, piece by piece; see `Model.stream`."""
     if not isinstance(prompt, str):
         raise TypeError(f"stream takes one prompt, a str, got {type(prompt).__name__}")
-    require(model, "generate", *GENERATION_TASKS)
+    model.check_task("generate", *GENERATION_TASKS)
     config = merged_config(model, config)
     if (config.num_beams or 1) != 1:
         raise ValueError(
@@ -135,7 +132,7 @@ def stream_text(
     config = replace(_with_special_tokens(model, batch, config), max_new_tokens=token_limits(batch, config)[0])
     decode = _decoder_after(model, batch.context)
     pieces = stream(batch.decoder, batch.input_ids, batch.attention_mask, config, decode=decode).text()
-    return iterate_in_eval_mode(model, pieces)
+    return model.iterate_in_eval_mode(pieces)
 
 
 def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
@@ -254,8 +251,9 @@ def begin_prompts(
 ) -> PromptBatch:
     """Prompts as a model begins with them. pixels: of the images of each, (P, 3, H, W), or None."""
     ids, mask = (each.to(model.device) for each in read_prompts(model, texts, config, pixels))
-    if reads_image_prompts(model):
-        return PromptBatch(read_images(model, pixels), ids, mask, model.max_positions, model.vocabulary, ids)
+    if model.reads_image_prompts:
+        reader = cast(ImagePromptModel, model)
+        return PromptBatch(read_images(reader, pixels), ids, mask, reader.max_positions, reader.vocabulary, ids)
     if model.kind == "encoder-decoder":
         two = cast("EncoderDecoder", model)
         start = two.start if config.decoder_start_token_id is None else config.decoder_start_token_id
@@ -277,11 +275,11 @@ def read_prompts(
     def name(number: int) -> str:
         return "the prompt" if len(texts) == 1 else f"prompt {number}"
 
-    if reads_image_prompts(model):
+    if model.reads_image_prompts:
         expanded = []
         for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):
             with numbered(number, len(texts), "prompt"):
-                expanded.append(expand_prompt(model, text, own))
+                expanded.append(expand_prompt(cast(ImagePromptModel, model), text, own))
         texts = expanded
     if model.kind == "flamingo":
         ids, mask = without_special(model, texts)
@@ -297,7 +295,7 @@ def read_prompts(
         if not ids.shape[1]:
             ids, mask = ids.new_zeros(len(texts), 1), mask.new_zeros(len(texts), 1)
         ids[empty, -1], mask[empty, -1] = bos, True
-    limit = max_text_positions(model)
+    limit = model.max_text_positions
     for number, count in enumerate(mask.sum(1).tolist()):
         if limit is not None and count > limit:
             raise ValueError(f"{name(number)} has {count} tokens, and the model has {limit} positions: shorten it")
@@ -308,7 +306,7 @@ def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tenso
     """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: the prompt is in no list."""
     if images is None:
         return [None] * prompts
-    if not reads_image_prompts(model):
+    if not model.reads_image_prompts:
         raise ValueError(f"{model.family.title} with task {model.task!r} takes no images: leave out images=")
     each = [images] if single else list(images) if is_batch(images) else images
     if not isinstance(each, list) or len(each) != prompts:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.checks import may_read
 from regard.models.config import Config
-from regard.models.losses import Targets
+from regard.models.losses import Targets, head_of_loss, linear_loss, named_logits, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.nn.blocks import (
@@ -223,9 +223,9 @@ class TextModel(Model):
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
-        loss_head = self.loss_head(skip_logits, labels)
+        loss_head = head_of_loss(self, skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
+            **named_logits(self, None if self.head is None or loss_head is not None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
             last_hidden_state=x,
             pooler_output=pooler_output,
@@ -238,9 +238,9 @@ class TextModel(Model):
             return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
         shift = self.loss_type is not None
         if loss_head is not None:
-            loss = self.linear_loss(loss_head, inputs, targets, shift=shift)
+            loss = linear_loss(loss_head, inputs, targets, shift=shift)
         else:
-            loss = self.text_loss(output, targets, shift=shift)
+            loss = text_loss(self, output, targets, shift=shift)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
         return ModelOutput(output, loss=loss)
@@ -482,4 +482,4 @@ class AnsweringModel(TextModel):
         far = self.FAR * (question & ~first).to(output.start_logits.dtype)
         output = ModelOutput(output, start_logits=output.start_logits - far, end_logits=output.end_logits - far)
         targets = Targets(None, start_positions, end_positions)
-        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
+        return ModelOutput(output, loss=text_loss(self, output, targets)) if targets else output

@@ -31,7 +31,6 @@ from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
 from regard.parity.certificate import TensorPlace
-from regard.tasks.inputs import max_text_positions
 
 Tensors = dict[TensorPlace, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""
@@ -88,7 +87,7 @@ class Inputs:
 def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> Inputs:
     """Texts padded on the right. sentences: None draws ids.  cut: texts longer than the model are cut, else refused."""
     random = torch.Generator().manual_seed(seed)
-    most = max_text_positions(ours)
+    most = ours.max_text_positions
     if sentences is None:
         ids, mask = _draw_texts(ours, most, random)
     else:
@@ -247,7 +246,7 @@ def _for_image_text(ours: Captioner | Answerer | Matcher, random: torch.Generato
     """An image for each text. Questions are of one length: transformers lets answers look at the padding of others."""
     reading = ours.decoder if isinstance(ours, Captioner) else ours.encoder
     words, special = reading.embed.tokens.num_embeddings, _special_ids(ours)
-    lengths = _clipped(LENGTHS, max_text_positions(ours))
+    lengths = _clipped(LENGTHS, ours.max_text_positions)
     if isinstance(ours, Answerer):
         lengths = [max(lengths)] * len(lengths)
     ids, mask = _draw_ids(words, special, lengths, random)

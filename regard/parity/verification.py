@@ -37,7 +37,6 @@ from regard.parity.passes import (
     visual_inputs,
     wants_question,
 )
-from regard.tasks.inputs import max_text_positions
 from regard.testing import largest_error
 
 SENTENCES = (
@@ -212,7 +211,7 @@ class _VerificationRun:
             if isinstance(ours, EncoderDecoder):
                 most, taken = ours.decoder.embed.max_positions, 1
             else:
-                most, taken = max_text_positions(ours), inputs.arguments["input_ids"].shape[1]
+                most, taken = ours.max_text_positions, inputs.arguments["input_ids"].shape[1]
             self.new_tokens = NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
     def lines(self) -> tuple[Line, ...]:
