@@ -1,4 +1,4 @@
-"""The generation loop over token ids: `generate` returns all new tokens, `stream` yields text as it becomes certain.
+"""The generation loop: over token ids (`generate`, `stream`) and from prompts to text (`generate_text`, `stream_text`).
 
 A step is: the model's logits, `LogitsFilters`, and `Sampler`, or `beam_search` in place of the last.
 
@@ -10,19 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from regard import checks
+from regard.data.images import Source, is_batch, numbered
 from regard.generation.beam_search import beam_search
-from regard.generation.config import GenerationConfig, random_seed
+from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.streaming import Decode, Reason, RowText, Stream
+from regard.models.checkpoint import read_side
+from regard.models.family import GENERATION_TASKS
+from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
 
-BLOCK = 256  # steps whose random numbers are drawn at once
+if TYPE_CHECKING:
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.model import Model
+    from regard.models.text import TextModel
+
+CONTEXT = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
 STEPS_PER_LOOK = 16  # on a GPU, steps between two looks at whether all rows have ended: each look waits for the device
 
 
@@ -263,198 +270,292 @@ def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[in
     return lengths
 
 
-# ------------------------------------------------------------------------------------------------------ choosing tokens
+# --------------------------------------------------------------------------------------------------- prompts and text
 
 
-class LogitsFilters:
-    """What a `GenerationConfig` rules out, prepared for one run.
+@dataclass(frozen=True, eq=False)
+class GenerationOutput:
+    """The text that a model generated after one prompt; printing it prints the text.
 
-    lengths: number of tokens of each row's prompt, padding left out. Raises ValueError for a token beyond V.
+    >>> import torch
+    >>> print(GenerationOutput("The cat", " sat.", torch.tensor([332, 13]), "eos"))
+     sat.
+
+    Attributes:
+        prompt: the prompt.
+        text: the new text, without end token and stop string.
+        ids: (n,) new tokens, on the CPU, an end token included.
+        reason: why it ended: "eos", "stop" or "length".
+        score: of beam search: summed log probability by length, else None.
     """
 
-    def __init__(
-        self, config: GenerationConfig, *, vocabulary: int, lengths: Sequence[int], device: torch.device
-    ) -> None:
-        config.check_tokens(vocabulary)
-        assert config.max_new_tokens is not None
-        self.config, self.batch, self.last_step = config, len(lengths), config.max_new_tokens - 1
-        self.reads_tokens = config.repetition_penalty not in (None, 1) or bool(config.no_repeat_ngram_size)
-        eos = config.eos_token_ids or ()
-        self.eos = torch.tensor(eos, dtype=torch.long, device=device)
-        self._suppressed = torch.tensor(config.suppress_tokens or (), dtype=torch.long, device=device)
-        least, total = config.min_new_tokens or 0, config.min_length or 0
-        shortest = [max(least, total - n) if eos else 0 for n in lengths]
-        self._shortest, self._any_shortest = torch.tensor(shortest, device=device), max(shortest)  # (B,)
-        starts = [config.forced_bos_token_id is not None and n == 1 for n in lengths]
-        self._starts, self._any_starts = torch.tensor(starts, device=device), any(starts)  # (B,)
+    prompt: str
+    text: str
+    ids: Tensor
+    reason: Reason
+    score: float | None = None
 
-    def __call__(self, logits: Tensor, tokens: Tensor, step: int) -> Tensor:
-        """Filter the logits (B, V) of the token after tokens (B, n); returned untouched if nothing applies.
+    def __str__(self) -> str:
+        return self.text
 
-        Filtered logits are fp32, as in `transformers`.
-        """
-        config = self.config
-        if config.repetition_penalty is not None and config.repetition_penalty != 1:
-            logits = penalise_repeats(logits.float(), tokens, config.repetition_penalty)
-        if config.no_repeat_ngram_size:
-            logits = prevent_ngrams(logits.float(), tokens, config.no_repeat_ngram_size)
-        if config.suppress_tokens:
-            logits = ban(logits.float(), self._suppressed)
-        if step < self._any_shortest:
-            logits = withhold(logits.float(), self.eos, step < self._shortest)
-        if step == 0 and self._any_starts and config.forced_bos_token_id is not None:
-            logits = force(logits.float(), config.forced_bos_token_id, self._starts)
-        if step == self.last_step and config.forced_eos_token_id is not None:
-            logits = force(logits.float(), config.forced_eos_token_id, torch.ones_like(self._starts))
-        return logits
+    def __repr__(self) -> str:
+        return f"GenerationOutput({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
 
 
-class Sampler:
-    """Chooses the tokens of one run, step by step, on the device of the logits. row_numbers: as of `generate`."""
+@dataclass(frozen=True, eq=False)
+class PromptBatch:
+    """Prompts as a decoder begins with them."""
 
-    def __init__(self, filters: LogitsFilters, row_numbers: Sequence[int] | None = None) -> None:
-        self.filters, self.row_numbers = filters, range(filters.batch) if row_numbers is None else row_numbers
-        if len(self.row_numbers) != filters.batch:
-            raise ValueError(f"got {len(self.row_numbers)} row_numbers for {filters.batch} rows")
-        config = filters.config
-        self._draws = UniformDraws(config.seed, self.row_numbers) if config.samples else None
-        self._totals: list[Tensor] = []  # (B,) for each step, when sampling
-        self._logits: Tensor | None = None
-        self._steps = 0
-
-    def __call__(self, logits: Tensor, tokens: Tensor, step: int, out: Tensor) -> None:
-        """Write the token (B,) after tokens (B, n) to `out`."""
-        logits = self._logits = self.filters(logits, tokens, step)
-        self._steps = step + 1
-        if self._draws is None:
-            torch.argmax(logits, -1, out=out)  # the smallest id among equals
-        else:
-            token, total = draw(warp(logits.float(), self.filters.config), self._draws(step, logits))
-            self._totals.append(total)
-            out.copy_(token)
-
-    def check(self, lengths: Sequence[int]) -> None:
-        """Raise ValueError if a row's token was chosen from NaN; `lengths`: the tokens each row has up to its end.
-
-        Without sampling only the last logits are looked at, where a cache would have carried the NaN: one look a run.
-        """
-        assert self._logits is not None, "nothing has been chosen"
-        if self._draws is None:
-            bad = self._logits.isnan().any(-1).tolist()
-            rows = [row for row, n in enumerate(lengths) if bad[row] and n == self._steps]
-        else:
-            steps = torch.stack(self._totals).isnan().int()  # (steps, B)
-            first = torch.where(steps.any(0), steps.argmax(0), len(steps)).tolist()
-            rows = [row for row, n in enumerate(lengths) if first[row] < n]
-        if rows:
-            raise ValueError(
-                f"no token can be chosen in row {self.row_numbers[rows[0]]}: the model's logits hold NaN, or every "
-                "token is ruled out. Look at the weights and the dtype (float16 overflows where bfloat16 does not), "
-                "or suppress fewer tokens"
-            )
+    decoder: Decoder
+    input_ids: Tensor  # (B, N), padded on the left
+    attention_mask: Tensor | None  # (B, N), True = token
+    max_positions: int | None  # of the decoder
+    vocabulary: int
+    context: Tensor | None  # ids after which the new ones read as text; None where a text begins
+    eos: tuple[int, ...] = ()  # end tokens and padding token that the model itself sets
+    pad: int | None = None
 
 
-def warp(logits: Tensor, config: GenerationConfig) -> Tensor:
-    """Apply temperature, top-k, top-p and min-p, in this order."""
-    if config.temperature is not None and config.temperature != 1:
-        logits = logits / config.temperature
-    if config.top_k:
-        logits = keep_top(logits, config.top_k)
-    if config.top_p is not None and config.top_p < 1:
-        logits = keep_nucleus(logits, config.top_p)
-    if config.min_p is not None:
-        logits = keep_likely(logits, config.min_p)
-    return logits
+class StepCounter:
+    """Counts the steps of several runs one after another, and reports them to `on_token`."""
+
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self._on_token, self._before, self._now = on_token, 0, 0
+
+    def __call__(self, count: int) -> None:
+        """Report that the run has made `count` steps."""
+        self._now = self._before + count
+        if self._on_token is not None:
+            self._on_token(self._now)
+
+    def next_run(self) -> None:
+        """Begin another run."""
+        self._before = self._now
 
 
-def draw(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The token (B,) at which the summed probabilities pass u (B,) in [0, 1), and their sum (B,), which may be NaN."""
-    # In fp64: a sum over the vocabulary in fp32 is off by more than a rare token's probability.
-    sums = logits.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
-    total = sums[:, -1].clone()
-    token = torch.searchsorted(sums, (u * total)[:, None], right=True)[:, 0]  # never a token of probability 0
-    return token.clamp_(max=logits.shape[-1] - 1), total  # NaN finds no place: stay inside until it is reported
+def generate_text(
+    model: Model,
+    prompts: str | Sequence[str],
+    config: GenerationConfig,
+    images: Source | Several | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> GenerationOutput | list[GenerationOutput]:
+    """The continuation of a prompt, or of each; see `Model.generate`."""
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
+    if not texts:
+        raise ValueError("there must be at least one prompt, got an empty list")
+    model.check_task("generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    pixels = _pixels(model, images, len(texts), isinstance(prompts, str))
+
+    def begin(some: Sequence[int]) -> PromptBatch:
+        return begin_prompts(model, [texts[n] for n in some], config, [pixels[n] for n in some])
+
+    outputs = continue_prompts(model, begin, texts, config, range(len(texts)), StepCounter(on_token))
+    return outputs[0] if isinstance(prompts, str) else outputs
 
 
-class UniformDraws:
-    """Uniform numbers in [0, 1), one for each row and step, that depend on nothing but seed, row and step."""
-
-    def __init__(self, seed: int | None, rows: Sequence[int]) -> None:
-        self._seed, self._rows = random_seed() if seed is None else seed, rows
-        self._block: Tensor | None = None  # (BLOCK, B)
-
-    def __call__(self, step: int, like: Tensor) -> Tensor:
-        """The numbers (B,) of a step, on the device of `like`; steps come in order from 0."""
-        if self._block is None or step % BLOCK == 0:
-            self._block = self._drawn(step // BLOCK, like)
-        return self._block[step % BLOCK]
-
-    def _drawn(self, block: int, like: Tensor) -> Tensor:
-        generator = torch.Generator(device=like.device)
-        rows = []
-        for row in self._rows:
-            key = blake2b(f"{self._seed} {row} {block}".encode(), digest_size=8).digest()
-            generator.manual_seed(int.from_bytes(key, "little"))
-            rows.append(torch.rand(BLOCK, dtype=torch.float64, generator=generator, device=like.device))
-        return torch.stack(rows, -1)
+def stream_text(
+    model: Model, prompt: str, config: GenerationConfig, images: Source | Several | None = None
+) -> Iterator[str]:
+    """The continuation of a prompt, piece by piece; see `Model.stream`."""
+    if not isinstance(prompt, str):
+        raise TypeError(f"stream takes one prompt, a str, got {type(prompt).__name__}")
+    model.check_task("generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    if (config.num_beams or 1) != 1:
+        raise ValueError(
+            f"the text of num_beams={config.num_beams} is not known before the end, so it cannot be streamed: use "
+            "model.generate(…), or model.stream(…, num_beams=1)"
+        )
+    batch = begin_prompts(model, [prompt], config, _pixels(model, images, 1, True))
+    config = replace(_with_special_tokens(model, batch, config), max_new_tokens=token_limits(batch, config)[0])
+    decode = _decoder_after(model, batch.context)
+    pieces = stream(batch.decoder, batch.input_ids, batch.attention_mask, config, decode=decode).text()
+    return model.iterate_in_eval_mode(pieces)
 
 
-def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divide the logits of tokens in `seen` by the penalty, or multiply the negative ones (CTRL, section 4.1)."""
-    less = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(_marked(seen, logits), less, logits)
+def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
+    """The options of a call over those of the checkpoint; a text_config's own special tokens count, too."""
+    generation = read_side(model.directory, "generation_config.json", dict)
+    settings = {**model.config.sub_config("text_config").values, **model.config.values}
+    merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
+    if (merged.num_return_sequences or 1) != 1:
+        raise ValueError(
+            f"each prompt gives one text, and num_return_sequences is {merged.num_return_sequences}: leave it out"
+        )
+    return merged
 
 
-def prevent_ngrams(logits: Tensor, seen: Tensor, n: int) -> Tensor:
-    """Rule out each token that would complete n tokens which the row already holds in that order."""
-    if seen.shape[1] < n:
-        return logits
-    windows = seen.unfold(1, n, 1)  # (B, n_windows, n)
-    tail = seen[:, None, seen.shape[1] + 1 - n :]  # (B, 1, n − 1)
-    again = (windows[..., :-1] == tail).all(-1)  # (B, n_windows)
-    ends = torch.where(again, windows[..., -1], logits.shape[-1])
-    return logits.masked_fill(_marked(ends, logits), -inf)
+def continue_prompts(
+    model: Model,
+    begin: Callable[[Sequence[int]], PromptBatch],
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    row_numbers: Sequence[int],
+    steps: StepCounter,
+) -> list[GenerationOutput]:
+    """Continue each prompt as it would be alone, by as many tokens as it has room for, whatever room others have.
+
+    Prompts of unlike room are continued together as long as the longest has room, and cut at their own limits; those
+    that could go on are then generated again, with others of the same room. Beam search and a forced last token look
+    ahead to the end, so there prompts of the same room are grouped from the first.
+
+    begin: the batch of some of the prompts, by their places.  config: merged with the checkpoint's.
+    row_numbers: the number of each prompt in the caller's list, by which its draws go.
+    """
+    config = config.seeded()  # one seed for all runs
+    outputs: dict[int, GenerationOutput] = {}
+
+    def run(some: Sequence[int], batch: PromptBatch, max_new_tokens: int) -> None:
+        decode = _decoder_after(model, batch.context)
+        tokens = generate(
+            batch.decoder,
+            batch.input_ids,
+            batch.attention_mask,
+            replace(_with_special_tokens(model, batch, config), max_new_tokens=max_new_tokens),
+            decode=decode,
+            row_numbers=[row_numbers[n] for n in some],
+            on_token=steps,
+        )
+        assert tokens.texts is not None
+        scores = [None] * len(some) if tokens.scores is None else tokens.scores.tolist()
+        rows = zip(some, tokens.texts, tokens.ids.cpu(), tokens.lengths, tokens.reasons, scores, strict=True)
+        for n, text, ids, length, reason, score in rows:
+            if length > limits[n]:
+                length, reason = limits[n], "length"
+                text = decode(ids[:length].tolist())
+            if reason != "length" or length == limits[n]:
+                outputs[n] = GenerationOutput(prompts[n], text, ids[:length], reason, score)
+        steps.next_run()
+
+    everyone = range(len(prompts))
+    batch = begin(everyone)
+    limits = token_limits(batch, config)
+    room = max(limits)
+    if batch.max_positions is not None:
+        room = min(room, batch.max_positions - batch.input_ids.shape[1] + 1)
+    if len(set(limits)) == 1 or ((config.num_beams or 1) == 1 and config.forced_eos_token_id is None):
+        run(everyone, batch, room)
+    for limit in sorted({limits[n] for n in everyone if n not in outputs}):
+        some = [n for n in everyone if n not in outputs and limits[n] == limit]
+        run(some, begin(some), limit)
+    return [outputs[n] for n in everyone]
 
 
-def ban(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Rule out tokens (n,) in every row."""
-    return logits.index_fill(1, tokens, -inf)
+def token_limits(batch: PromptBatch, config: GenerationConfig) -> list[int]:
+    """How many new tokens each row may have; padding takes no room. Raises ValueError for a row without room."""
+    ids, mask = batch.input_ids, batch.attention_mask
+    lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+    if len(set(lengths)) == 1:
+        return [config.token_limit(lengths[0], batch.max_positions)] * len(lengths)
+    limits = []
+    for number, length in enumerate(lengths):
+        with numbered(number, len(lengths), "prompt"):
+            limits.append(config.token_limit(length, batch.max_positions))
+    return limits
 
 
-def withhold(logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """Rule out tokens (n,) in those rows where rows (B,) is True: the ends of what is still too short."""
-    return torch.where(rows[:, None], ban(logits, tokens), logits)
+def _with_special_tokens(model: Model, batch: PromptBatch, config: GenerationConfig) -> GenerationConfig:
+    """The config with end and padding tokens: the model's own, else the checkpoint's, else the tokenizer's."""
+    config.check_tokens(batch.vocabulary)
+    special = model.tokenizer.ids_of
+    eos = batch.eos or config.eos_token_ids or (() if special.eos is None else (special.eos,))
+    pads = (batch.pad, config.pad_token_id, special.pad, *eos, 0)
+    return replace(config, eos_token_ids=eos, pad_token_id=next(pad for pad in pads if pad is not None))
 
 
-def force(logits: Tensor, token: int, rows: Tensor) -> Tensor:
-    """Leave nothing but one token, at logit 0, in those rows where rows (B,) is True."""
-    only = torch.full_like(logits, -inf)
-    only[:, token] = 0
-    return torch.where(rows[:, None], only, logits)
+def _decoder_after(model: Model, context: Tensor | None) -> Decode:
+    """Turn new tokens into text, as it reads after the context: sentencepiece drops the space of a first token.
+
+    Ids beyond the tokenizer's vocabulary are no text.
+    """
+    tokenizer = model.tokenizer
+    anchor: list[int] = []  # the fewest tokens at the end of a prompt that are whole characters; any prompt's will do
+    rows = [] if context is None else context[:, -CONTEXT:].tolist()
+    for tail in (row[-n:] for row in rows for n in range(1, len(row) + 1)):
+        text = tokenizer.decode(tail)
+        if text and "\ufffd" not in text:
+            anchor = tail
+            break
+    before = len(tokenizer.decode(anchor)) if anchor else 0
+
+    def decode(new: list[int]) -> str:
+        return tokenizer.decode(anchor + [token for token in new if token < tokenizer.size])[before:]
+
+    return decode
 
 
-def keep_top(logits: Tensor, k: int) -> Tensor:
-    """Rule out what is below the k-th largest; ties with it stay (Fan et al. 2018)."""
-    least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]  # (B, 1)
-    return logits.masked_fill(logits < least, -inf)
+def begin_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> PromptBatch:
+    """Prompts as a model begins with them. pixels: of the images of each, (P, 3, H, W), or None."""
+    ids, mask = (each.to(model.device) for each in read_prompts(model, texts, config, pixels))
+    if model.reads_image_prompts:
+        reader = cast(ImagePromptModel, model)
+        return PromptBatch(read_images(reader, pixels), ids, mask, reader.max_positions, reader.vocabulary, ids)
+    if model.kind == "encoder-decoder":
+        two = cast("EncoderDecoder", model)
+        start = two.start if config.decoder_start_token_id is None else config.decoder_start_token_id
+        starts = torch.full((len(texts), 1), start, device=model.device)
+        return PromptBatch(two.read(ids, mask), starts, None, two.decoder.embed.max_positions, two.vocabulary, None)
+    decoder = cast("TextModel", model)
+    return PromptBatch(decoder, ids, mask, decoder.max_positions, decoder.vocabulary, ids)
 
 
-def keep_nucleus(logits: Tensor, p: float) -> Tensor:
-    """Rule out the least likely tokens whose probabilities together are at most 1 − p (Holtzman et al. 2020)."""
-    rising, order = logits.sort(-1)
-    out = rising.softmax(-1).cumsum(-1) <= 1 - p  # (B, V), least likely first
-    out[:, -1] = False  # the most likely stays, however small p is
-    return logits.masked_fill(out.scatter(1, order, out), -inf)
+def read_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Prompts as ids and mask (B, N), padded on the left, on the CPU; an empty one is the start token.
+
+    Of the pixels, (P, 3, H, W) for each prompt or None, only the shape is read. Raises ValueError for a prompt with
+    more or fewer placeholders than images, without a token, or too long.
+    """
+
+    def name(number: int) -> str:
+        return "the prompt" if len(texts) == 1 else f"prompt {number}"
+
+    if model.reads_image_prompts:
+        expanded = []
+        for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):
+            with numbered(number, len(texts), "prompt"):
+                expanded.append(expand_prompt(cast(ImagePromptModel, model), text, own))
+        texts = expanded
+    if model.kind == "flamingo":
+        ids, mask = without_special(model, texts)
+    else:
+        batch = model.tokenizer.batch(texts, pad="left")
+        ids, mask = batch.input_ids, batch.attention_mask
+    empty = ~mask.any(1)
+    if bool(empty.any()):
+        bos = config.bos_token_id if config.bos_token_id is not None else model.tokenizer.ids_of.bos
+        if bos is None:
+            number = int(empty.nonzero()[0])
+            raise ValueError(f"{name(number)} is empty, and the checkpoint has no start token: give a prompt")
+        if not ids.shape[1]:
+            ids, mask = ids.new_zeros(len(texts), 1), mask.new_zeros(len(texts), 1)
+        ids[empty, -1], mask[empty, -1] = bos, True
+    limit = model.max_text_positions
+    for number, count in enumerate(mask.sum(1).tolist()):
+        if limit is not None and count > limit:
+            raise ValueError(f"{name(number)} has {count} tokens, and the model has {limit} positions: shorten it")
+    return ids, mask
 
 
-def keep_likely(logits: Tensor, p: float) -> Tensor:
-    """Rule out what is less than p times as likely as the most likely token (min-p, Nguyen et al. 2024)."""
-    probs = logits.softmax(-1)
-    return logits.masked_fill(probs < p * probs.amax(-1, keepdim=True), -inf)
-
-
-def _marked(tokens: Tensor, logits: Tensor) -> Tensor:
-    """(B, n) ids → (B, V), True where the row holds the id; ids of V or more fall off."""
-    vocab = logits.shape[-1]
-    marks = torch.zeros(logits.shape[0], vocab + 1, dtype=torch.bool, device=logits.device)
-    return marks.scatter_(1, tokens.clamp(max=vocab), True)[:, :vocab]
+def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tensor | None]:
+    """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: the prompt is in no list."""
+    if images is None:
+        return [None] * prompts
+    if not model.reads_image_prompts:
+        raise ValueError(f"{model.family.title} with task {model.task!r} takes no images: leave out images=")
+    each = [images] if single else list(images) if is_batch(images) else images
+    if not isinstance(each, list) or len(each) != prompts:
+        raise ValueError(f"there are {prompts} prompts: images must be a list of as many, each an image or a list")
+    lists = [list(own) if is_batch(own) else [] if own is None else [own] for own in each]
+    flat = [image for own in lists for image in own]
+    if not flat:
+        return [None] * prompts
+    rows = iter(model.preprocessor(flat).pixel_values.to(model.device))
+    return [torch.stack([next(rows) for _ in own]) if own else None for own in lists]

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.data.images import Source, is_batch, numbered, open_image
 from regard.data.tokenizer import BatchEncoding
 from regard.generation.config import GenerationConfig
-from regard.generation.text import (
+from regard.generation.loop import (
     GenerationOutput,
     PromptBatch,
     StepCounter,

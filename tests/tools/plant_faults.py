@@ -122,7 +122,7 @@ FAULTS = [
     ),
     Fault(
         "nucleus keeps too much",
-        "generation/loop.py",
+        "generation/config.py",
         "cumsum(-1) <= 1 - p",
         "cumsum(-1) <= 1 - 2 * p",
         "tests/generation/test_sampling.py",
