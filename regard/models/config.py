@@ -57,8 +57,8 @@ class Config:
 
     @classmethod
     def open(cls, directory: Path) -> Config:
-        """Read directory/config.json. Raises FileNotFoundError if there is none, ValueError if it is no JSON object."""
-        path = directory / "config.json"
+        """Read directory/config.json, or that file. Raises FileNotFoundError without one, ValueError for other JSON."""
+        path = directory if directory.is_file() else directory / "config.json"
         if path.is_symlink() and not path.exists():
             raise FileNotFoundError(f"{path} is a broken link; download it again")
         if not path.is_file():
