@@ -177,7 +177,7 @@ def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
     return q.ndim == k.ndim == 4 and any(
         1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
         and q.shape[1] == k.shape[1]
-        and caller.given[1:2] == (1,)
+        and caller.given[:2] == (q.shape[0], 1)
         for caller in callers
     )
 
