@@ -505,7 +505,7 @@ def _of_heads(x: Tensor, heads: int) -> Tensor:
     """Keys or values (B, H, N, D) of so many heads, if each of these stands in x several times in a row; else x."""
     if x.shape[1] == heads or x.shape[1] % heads:
         return x
-    grouped = x.unflatten(1, (heads, -1))
+    grouped = x.reshape(x.shape[0], heads, x.shape[1] // heads, *x.shape[2:])
     first = grouped[:, :, 0]
     return first.contiguous() if torch.equal(grouped, first.unsqueeze(2).expand_as(grouped)) else x
 

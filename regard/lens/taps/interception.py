@@ -322,8 +322,8 @@ class SdpaInterception:
         # 2. As a call of ours.
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = dict(zip(names, args, strict=False)) | kwargs
-        q, k, v, cells = (given.get(name) for name in names[:4])
-        output, lse = four_axes(out), kernel.lse
+        q, k, v = (given[name] for name in names[:3])
+        cells, output, lse = given.get("attn_mask"), four_axes(out), kernel.lse
         if has_packed_heads(callers, q, k):
             q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
             lse = None if lse is None else unpack_heads(lse)
