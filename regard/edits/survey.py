@@ -61,7 +61,7 @@ def survey(
     """Measure every head on every text of a corpus: mean, 95 % confidence interval and number of texts per head.
 
     >>> import regard
-    >>> from regard.training.data import byte_tokenizer
+    >>> from regard.training.tokenizers import byte_tokenizer
     >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
     >>> model.tokenizer = byte_tokenizer()
     >>> result = regard.survey(model, ["to be or not", "be to be"], "previous")
@@ -271,7 +271,7 @@ class Survey:
     """Statistics of every head over texts: what `regard.survey` returns, and what `open` reads from its directory.
 
     >>> import tempfile, regard
-    >>> from regard.training.data import byte_tokenizer
+    >>> from regard.training.tokenizers import byte_tokenizer
     >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
     >>> model.tokenizer = byte_tokenizer()
     >>> with tempfile.TemporaryDirectory() as folder:
