@@ -134,7 +134,11 @@ def survey(
         options = {"measures": list(measures), "batch_size": batch_size, "length": length, "shard": shard}
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")  # others round differently
         options |= {"device": device}
-        identity = {"model": _describe(model), "weights": _weights_fingerprint(model), "data": corpus.fingerprint()}
+        described: Any = type(model).__qualname__
+        if isinstance(model, Model):
+            left_out = ("transformers_version", "dtype")
+            described = {name: value for name, value in model.config.values.items() if name not in left_out}
+        identity = {"model": described, "weights": _weights_fingerprint(model), "data": corpus.fingerprint()}
         identity = json.loads(json.dumps({**identity, **options, "texts": len(items)}, default=str))
     folder = None if out is None else Path(out)
     with opened_run(folder, identity) if folder is not None and rank == 0 else nullcontext():
@@ -402,10 +406,10 @@ class Survey:
         lines = [translate("{texts:,} texts, {layers} layers", lang, texts=self.texts, layers=len(self.names))]
         headers = [translate(name, lang) for name in ("layer", "head", "mean", "95 % interval", "texts", "module")]
         for measure in self.sums:
-            rows = [
-                [str(h.layer), str(h.head), f"{h.mean:.4f}", _interval(h), f"{h.count:,}", h.name]
-                for h in self[measure].top(count)
-            ]
+            rows = []
+            for h in self[measure].top(count):
+                interval = "–" if isnan(h.low) else f"{h.low:.4f} … {h.high:.4f}"
+                rows.append([str(h.layer), str(h.head), f"{h.mean:.4f}", interval, f"{h.count:,}", h.name])
             nothing = translate("no text has this measure", lang)
             lines += ["", measure, tables.text(headers, rows, right=range(5)) if rows else nothing]
         if self.output_sums:
@@ -418,10 +422,6 @@ class Survey:
 
     def __repr__(self) -> str:
         return f"Survey({', '.join(self.measures)}: {len(self.names)} layers, {self.texts:,} texts)"
-
-
-def _interval(head: HeadMean) -> str:
-    return "–" if isnan(head.low) else f"{head.low:.4f} … {head.high:.4f}"
 
 
 class SurveyInterrupted(KeyboardInterrupt):
@@ -721,13 +721,6 @@ def _counts(view: View, measure: str) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- identity, progress
-
-
-def _describe(model: nn.Module) -> Any:
-    if isinstance(model, Model):
-        left_out = ("transformers_version", "dtype")
-        return {name: value for name, value in model.config.values.items() if name not in left_out}
-    return type(model).__qualname__
 
 
 def _weights_fingerprint(model: nn.Module) -> str:

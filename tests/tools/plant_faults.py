@@ -207,7 +207,7 @@ FAULTS = [
     ),
     Fault(
         "errors stay English",
-        "locale/errors.py",
+        "locale/__init__.py",
         'return message if lang == "en" else _translated(message, lang)[0]',
         "return message",
         "tests/test_locale.py -k mistake",
