@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regard import tables
 from regard.cli.commands import EffectOptions
 from regard.cli.inputs import chosen_layer, find_token, read_one, refuse_images
-from regard.cli.look import read_text
+from regard.cli.look import read_text, refuse
 from regard.cli.outputs import Terminal, bar, print_json
 from regard.session.labels import shown, spelled
 
@@ -69,24 +69,20 @@ def check_options(options: EffectOptions) -> None:
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     kind, _ = split_metric(options.metric)
-
-    def refuse(names: tuple[str, ...], why: str) -> None:
-        if typed := [f"--{name}" for name in names if getattr(options, name) is not None]:
-            raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
-
     edit = options.edit or "knock-out"
     if options.scan is not None:
-        refuse(
-            ("edit", "to", "layer", "head", "controls", "seed"), "not for --scan, which edits one place after another"
-        )
+        of_one = ("edit", "to", "layer", "head", "controls", "seed")
+        refuse(options, of_one, "not for --scan, which edits one place after another")
         needed: tuple[str, ...] = ("token",) if options.scan == "edges" or kind == "moved" else ()
         what = "--scan edges" if options.scan == "edges" else "--metric moved"
     else:
-        refuse(("method",), "for --scan")
-        refuse(("controls", "seed") if options.head is None else ("top",),
-               "for one edit: give --layer and --head" if options.head is None else "for tables")  # fmt: skip
+        refuse(options, ("method",), "for --scan")
+        if options.head is None:
+            refuse(options, ("controls", "seed"), "for one edit: give --layer and --head")
+        else:
+            refuse(options, ("top",), "for tables")
         if edit == "ablate":
-            refuse(("to",), "for knock-out and zero-values; ablate takes the head's whole output")
+            refuse(options, ("to",), "for knock-out and zero-values; ablate takes the head's whole output")
         link = {"knock-out": ("token", "to"), "zero-values": ("to",), "ablate": ()}[edit]
         needed, what = link, f"--edit {edit}"
         if kind == "moved" and "token" not in needed and all(getattr(options, name) is not None for name in needed):

@@ -32,7 +32,7 @@ from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.run_directory import opened_run
 from regard.safetensors_file import TensorFile, TensorFileError
-from regard.tasks.inputs import eval_mode, max_text_positions
+from regard.tasks.inputs import check_positive, eval_mode, max_text_positions
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]
 
@@ -109,9 +109,8 @@ def survey(
     measures = read_measures(measure)
     counts = {"batch_size": batch_size, "length": length, "limit": limit, "shard": shard}
     for name, value in counts.items():
-        optional = name in ("length", "limit") and value is None
-        if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value is not None or name not in ("length", "limit"):
+            check_positive(name, value)
     if not isinstance(model, nn.Module):
         raise TypeError(f"survey takes a torch.nn.Module, got {type(model).__name__}")
     corpus: TextCorpus | InputCorpus

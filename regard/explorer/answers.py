@@ -37,7 +37,6 @@ from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.overlays import ImagePatches
-from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
 from regard.session.atlas import layer_row, link_weights, patch_cells, place_in, received_in_image, thumbnails_of
@@ -232,7 +231,10 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
                 "seen": box.round(DIGITS).tolist(),
             }
         )
-    text = session.text
+    text, suggestion = session.text, None
+    directory = None if session.model is None else session.model.directory
+    if directory is not None and name_of(directory) == TITLE and is_korean(text or ""):
+        suggestion = SuggestionJSON(name=KOREAN.name, fetched=KOREAN.is_fetched, command=FETCH, size=KOREAN.size)
     return {
         "version": VERSION,
         "name": session.name,
@@ -247,16 +249,9 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
         "opening": opening_of(session),
         "images": images,
         "layouts": layouts,
-        "suggestion": _suggestion(session),
+        "suggestion": suggestion,
         "warning": translate(WARNING, lang),
     }
-
-
-def _suggestion(session: Session) -> SuggestionJSON | None:
-    directory = None if session.model is None else session.model.directory
-    if directory is None or name_of(directory) != TITLE or not is_korean(session.text or ""):
-        return None
-    return {"name": KOREAN.name, "fetched": KOREAN.is_fetched, "command": FETCH, "size": KOREAN.size}
 
 
 def _labels(session: Session, start: int, stop: int) -> list[str]:
@@ -266,10 +261,7 @@ def _labels(session: Session, start: int, stop: int) -> list[str]:
 
 def _measures(session: Session) -> dict[str, ArrayJSON]:
     """name → (layers, most heads), for what at least one layer has."""
-    lines: list[dict[str, Tensor]] = []
-    for numbers in session.numbers:
-        means = {"entropy": numbers.entropy, "effective": numbers.effective, "received_max": numbers.share}
-        lines.append({name: values for name, values in means.items() if values is not None} | numbers.patterns)
+    lines = [numbers.measures for numbers in session.numbers]
     most = max((layer.view.sizes[1] for layer in session.layers), default=0)
     tables = {}
     for name in dict.fromkeys(name for line in lines for name in line):
@@ -460,7 +452,11 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1 or "map" in view.held):
         parts, weights = windows, head_of(seen, head)
         if nq * nk > FEW_CELLS and seen.windows == 1:
-            parts, how = _strongest_cells(view, head), "pooled"
+            how, cells = "pooled", view.map()[0, head].float().nan_to_num(0.0)  # the strongest are looked into
+            edges = [cell_edges(n, m) for n, m in zip((nq, nk), cells.shape, strict=True)]
+            best = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
+            at = [divmod(place, cells.shape[1]) for place in best]
+            parts = [((edges[0][i], edges[0][i + 1]), (edges[1][j], edges[1][j + 1])) for i, j in at]
         for (a, b), (c, d) in parts:
             at_once = max(1, LINKS_AT_ONCE // max(1, d - c))
             for i in range(a, b, at_once):
@@ -505,15 +501,6 @@ def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
     places = [{"layer": row["layer"], "head": row["head"], "token": row["query"], "key": row["key"]} for row in rows]
     selected = next((n for n, place in enumerate(places) if place == opening), None)
     return {"links": rows, "complete": complete, "selected": selected}
-
-
-def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:
-    """The queries and keys of the map's strongest cells."""
-    cells = view.map()[0, head].float().nan_to_num(0.0)
-    rows, cols = cell_edges(view.sizes[2], cells.shape[0]), cell_edges(view.sizes[3], cells.shape[1])
-    places = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
-    pairs = [divmod(place, cells.shape[1]) for place in places]
-    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
 
 
 # ---------------------------------------------------------------------------------------------------- all heads at once

@@ -211,9 +211,16 @@ def visual_inputs(ours: Model, rows: int, seed: int) -> Inputs:
     # The compared queries, as shares of how many sequences and tokens a layer has.
     shares = torch.rand(rows, 2, generator=random, dtype=torch.float64).to(ours.device)  # times a count it stays below
     looks = []
-    for call, sequences, tokens in _compared_calls(ours) if isinstance(ours, VisionModel) else ():
-        chosen = (shares[:, 0] * sequences).long(), (shares[:, 1] * tokens).long()
-        looks.append((call, sequences, tokens, chosen))
+    if isinstance(ours, VisionModel):  # in every block; of stages in the last block, as in transformers
+        sides = list(ours.layouts(Frame.whole(*_image_size(ours, ours.tower))).values())
+        calls = list(range(len(sides)))
+        if isinstance(ours.tower, WindowTower):
+            blocks = torch.tensor([len(stage.blocks) for stage in ours.tower.stages])  # type: ignore[arg-type]
+            calls = (blocks.cumsum(0) - 1).tolist()
+        for call in calls:
+            windows, tokens = sides[call].queries.shape
+            chosen = (shares[:, 0] * (PICTURES * windows)).long(), (shares[:, 1] * tokens).long()
+            looks.append((call, PICTURES * windows, tokens, chosen))
     return Inputs({name: t.to(ours.device) for name, t in arguments.items()}, looks=tuple(looks))
 
 
@@ -274,16 +281,6 @@ def _for_vision_language(ours: VisionLanguageModel, random: torch.Generator) -> 
     mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])
     ids = torch.full(mask.shape, int(words[0, 0])).masked_scatter(mask, torch.cat(rows))
     return {"input_ids": ids, "attention_mask": mask, "pixel_values": _draw_pixels(ours, ours.vision, (2,), random)}
-
-
-def _compared_calls(ours: VisionModel) -> list[tuple[int, int, int]]:
-    """Number of the call, sequences and tokens of every block; of stages the last block, as in transformers."""
-    sides = list(ours.layouts(Frame.whole(*_image_size(ours, ours.tower))).values())
-    calls = list(range(len(sides)))
-    if isinstance(ours.tower, WindowTower):
-        blocks = torch.tensor([len(stage.blocks) for stage in ours.tower.stages])  # type: ignore[arg-type]
-        calls = (blocks.cumsum(0) - 1).tolist()
-    return [(call, PICTURES * sides[call].queries.shape[0], sides[call].queries.shape[1]) for call in calls]
 
 
 def _clipped(lengths: Sequence[int], most: int | None) -> list[int]:
