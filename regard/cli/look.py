@@ -269,7 +269,14 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     if options.figure is not None:
         from regard.lens.display import atlas_figure, view_figure
 
-        subject = _subject(session, options, said)
+        # The title: model, layer and head, and the text.
+        place = ""
+        if options.layer is not None:
+            values = {"layer": said["layers"][0]["index"], "head": options.head}
+            text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
+            place = f", {options.say(text, **values)}"
+        read = " ".join((session.text or "").split())
+        subject = f"{session.name}{place}{': ' * bool(read)}{read}"
         if options.layer is None:
             figure = atlas_figure(session.capture, said["measure"], subject=subject, lang=options.lang)
         else:
@@ -305,17 +312,6 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     out.print()
     print_sections(said, options, out)
     out.name_files(**written)
-
-
-def _subject(session: Session, options: LookOptions, said: dict[str, Any]) -> str:
-    """The title of a figure: model, layer and head, and the text."""
-    place = ""
-    if options.layer is not None:
-        values = {"layer": said["layers"][0]["index"], "head": options.head}
-        text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
-        place = f", {translate(text, options.lang, **values)}"
-    words = " ".join((session.text or "").split())
-    return f"{session.name}{place}{': ' * bool(words)}{words}"
 
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:

@@ -550,30 +550,27 @@ def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WID
     known = [other for other, place in zip(session.layers, places, strict=True) if place is not None]
     if (count := sum(other.view.sizes[1] * other.sizes[1] for other in known)) > MOST_ROWS:
         raise ValueError(f"{count:,} weights are too many for one answer: at most {MOST_ROWS:,}; `row` has one head's")
-    layers = [
-        None if place is None else _rows_of_layer(other, place, width)
-        for other, place in zip(session.layers, places, strict=True)
-    ]
+    layers: list[TokenRowsJSON | None] = []
+    for other, place in zip(session.layers, places, strict=True):
+        row = None if place is None else layer_row(other, place)  # (W, H, Nk)
+        if place is None or row is None:
+            layers.append(None)
+            continue
+        keys = row.transpose(0, 1).flatten(1)  # (H, W · Nk)
+        images = [cells.sums(row) for cells in patch_cells(other)]
+        rest = keys.sum(1) - sum((image.sum((1, 2)) for image in images), torch.zeros(len(keys)))
+        layers.append(
+            {
+                "layer": other.index,
+                "token": place,
+                "levels": levels(binned(keys, width, "sum")),
+                "cols": cell_edges(keys.shape[1], width),
+                "how": "exact" if keys.shape[1] <= width else "pooled",
+                "images": [levels(image) for image in images],
+                "other": packed(rest.clamp(min=0)) if images else None,
+            }
+        )
     return {"token": token, "layer": layer, "layers": layers}
-
-
-def _rows_of_layer(layer: Layer, token: int, width: int) -> TokenRowsJSON | None:
-    row = layer_row(layer, token)  # (W, H, Nk)
-    if row is None:
-        return None
-    keys = row.transpose(0, 1).flatten(1)  # (H, W · Nk)
-    grids = list(patch_cells(layer))
-    images = [cells.sums(row) for cells in grids]
-    other = keys.sum(1) - sum((image.sum((1, 2)) for image in images), torch.zeros(len(keys)))
-    return {
-        "layer": layer.index,
-        "token": token,
-        "levels": levels(binned(keys, width, "sum")),
-        "cols": cell_edges(keys.shape[1], width),
-        "how": "exact" if keys.shape[1] <= width else "pooled",
-        "images": [levels(image) for image in images],
-        "other": packed(other.clamp(min=0)) if grids else None,
-    }
 
 
 def link_in_heads(session: Session, token: int, key: int, layer: int = 0) -> LinkHeadsAnswer:

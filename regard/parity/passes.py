@@ -380,7 +380,14 @@ def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
 def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
     """What transformers' model with eager attention computes at the places of our model."""
     if isinstance(ours, EncoderDecoder):
-        tensors = _read_encoder_decoder(model, inputs)
+        out = _run(model, inputs, output_attentions=True)
+        assert inputs.rows is not None
+        i, j = inputs.rows
+        names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+        encoder, decoder, cross = ([weights[i, :, j] for weights in out.get(name) or ()] for name in names)  # (R, H, N)
+        tensors = _tower("encoder", out.get("encoder_hidden_states"), None, encoder)
+        tensors |= _tower("decoder", out.get("decoder_hidden_states"), None, decoder, cross)
+        tensors |= _their_results(out)
     elif isinstance(ours, (TextModel, VisionModel)):
         tensors = _read_tower(model, inputs, "")
     elif isinstance(ours, DualEncoder) and (ours.text is None or ours.vision is None):
@@ -394,8 +401,13 @@ def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
         tensors = _read_children(model, inputs, children)
     elif isinstance(ours, Matcher):
         tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_encoder"})
+    elif isinstance(ours, VisionLanguageModel):
+        with _outputs_of({"picture": getattr(model, "model", model).vision_tower}) as outputs:
+            out = _run(model, inputs)
+        tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
+        tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state")) | _their_results(out)
     else:
-        tensors = (_read_llava if isinstance(ours, VisionLanguageModel) else _read_idefics)(model, inputs)
+        tensors = _read_idefics(model, inputs)
     return _without_padding(tensors, inputs)
 
 
@@ -407,17 +419,6 @@ def _run(model: Any, inputs: Inputs, **options: bool) -> Any:
         arguments[name] = t.to(dtype) if t.is_floating_point() else whole
     with torch.inference_mode():
         return model(**arguments, output_hidden_states=True, **options)
-
-
-def _read_encoder_decoder(model: Any, inputs: Inputs) -> Tensors:
-    out = _run(model, inputs, output_attentions=True)
-    assert inputs.rows is not None
-    i, j = inputs.rows
-    names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
-    encoder, decoder, cross = ([weights[i, :, j] for weights in out.get(name) or ()] for name in names)  # (R, H, N)
-    tensors = _tower("encoder", out.get("encoder_hidden_states"), None, encoder)
-    tensors |= _tower("decoder", out.get("decoder_hidden_states"), None, decoder, cross)
-    return tensors | _their_results(out)
 
 
 def _read_tower(model: Any, inputs: Inputs, part: str) -> Tensors:
@@ -453,14 +454,6 @@ def _read_children(model: Any, inputs: Inputs, paths: dict[str, str]) -> Tensors
     if last.get("logits") is not None:
         return tensors | _head({"logits": last["logits"]})
     return tensors | _head({"pooled": last.get("pooler_output")}) | _their_results(out)
-
-
-def _read_llava(model: Any, inputs: Inputs) -> Tensors:
-    with _outputs_of({"picture": getattr(model, "model", model).vision_tower}) as outputs:
-        out = _run(model, inputs)
-    tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
-    tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state"))
-    return tensors | _their_results(out)
 
 
 def _read_idefics(model: Any, inputs: Inputs) -> Tensors:

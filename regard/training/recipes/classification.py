@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from regard.data.rows import read_rows
 from regard.models.losses import IGNORED
 from regard.models.model import Model
+from regard.training.data import row_length
 from regard.training.metrics import accuracy, macro_f1
-from regard.training.recipes.recipe import Batch, Recipe, batches_of, pad_rows, row_length, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, batches_of, pad_rows, tokenizer_of
 
 __all__ = ["TextClassification", "TokenClassification", "label_metrics"]
 

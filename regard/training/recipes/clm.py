@@ -15,16 +15,8 @@ from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.nn.blocks import count_in_documents
-from regard.training.recipes.recipe import (
-    Batch,
-    Recipe,
-    TokenBlocks,
-    loss_options,
-    row_length,
-    split_documents,
-    token_stream,
-    tokenizer_of,
-)
+from regard.training.data import TokenBlocks, row_length, split_documents, token_stream
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, tokenizer_of
 
 __all__ = ["CausalLM"]
 

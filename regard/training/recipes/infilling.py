@@ -11,15 +11,8 @@ import numpy as np
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.recipes.recipe import (
-    Batch,
-    Recipe,
-    pad_rows,
-    padding_mask,
-    row_length,
-    split_sentences,
-    tokenizer_of,
-)
+from regard.training.data import row_length, split_sentences
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Infilling"]
 

@@ -14,19 +14,8 @@ from torch.nn.functional import cross_entropy
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.recipes.recipe import (
-    Batch,
-    Recipe,
-    TokenBlocks,
-    loss_options,
-    pad_rows,
-    padding_mask,
-    row_length,
-    split_documents,
-    split_sentences,
-    token_stream,
-    tokenizer_of,
-)
+from regard.training.data import TokenBlocks, row_length, split_documents, split_sentences, token_stream
+from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["MaskedLM"]
 

@@ -12,15 +12,8 @@ from torch import Tensor
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.recipes.recipe import (
-    Batch,
-    Recipe,
-    TokenBlocks,
-    pad_rows,
-    padding_mask,
-    token_stream,
-    tokenizer_of,
-)
+from regard.training.data import TokenBlocks, token_stream
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["SpanCorruption"]
 
