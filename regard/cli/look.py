@@ -154,7 +154,9 @@ def newest_alarm(run: Path) -> str:
 
 def _typed(options: LookOptions | EffectOptions, names: tuple[str, ...]) -> list[str]:
     """Which of these options were given, as they are typed."""
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False, ())]
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def refuse(options: LookOptions | EffectOptions, names: tuple[str, ...], why: str) -> None:

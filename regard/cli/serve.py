@@ -42,22 +42,30 @@ def serve(options: ServeOptions) -> None:
         except ImportError as error:
             raise ImportError(f"serve needs fastapi and uvicorn ({error}): pip install 'regard[explorer]'") from None
         from regard.explorer.jobs import ModelShelf
-        from regard.explorer.security import http_server
-        from regard.explorer.server import app
 
         models = ModelShelf(options.model, ignore=options.ignore)
         sessions = _sessions(options.what, models, options.truncate)
         notes = [] if options.model else [korean_note(session, options.lang) for session in sessions]
         for note in dict.fromkeys(filter(None, notes)):
             Terminal().print((note, "yellow"))
-        host, port = listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{port}/?token={token}" + ("#lang=ko" if options.lang == "ko" else "")
-        server = http_server(app(sessions, models, port=port, token=token))
-        # Not wrapped, so that it can be clicked and copied in a narrow terminal.
-        Terminal().write((address, "bold"), f"   {options.say('Ctrl-C stops it')}\n")
-        with nullcontext() if options.no_open else _browsing(address):
-            server.run(sockets=[listening])  # Ctrl-C comes back from it once everything has ended
+        _serve(listening, sessions, models, options, token)
+
+
+def _serve(
+    listening: socket.socket, sessions: Sequence[Session], models: ModelShelf, options: ServeOptions, token: str
+) -> None:
+    """Print the address and serve until Ctrl-C, which uvicorn passes on once everything has ended."""
+    from regard.explorer.security import http_server
+    from regard.explorer.server import app
+
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}/?token={token}" + ("#lang=ko" if options.lang == "ko" else "")
+    server = http_server(app(sessions, models, port=port, token=token))
+    # Not wrapped, so that it can be clicked and copied in a narrow terminal.
+    Terminal().write((address, "bold"), f"   {options.say('Ctrl-C stops it')}\n")
+    with nullcontext() if options.no_open else _browsing(address):
+        server.run(sockets=[listening])
 
 
 def _token() -> str:
