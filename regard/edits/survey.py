@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def survey(
         if isinstance(model, Model):
             left_out = ("transformers_version", "dtype")
             described = {name: value for name, value in model.config.values.items() if name not in left_out}
-        identity = {"model": described, "weights": _weights_fingerprint(model), "data": corpus.fingerprint()}
+        identity = {"model": described, "weights": _weights_fingerprint(model), "data": corpus.fingerprint}
         identity = json.loads(json.dumps({**identity, **options, "texts": len(items)}, default=str))
     folder = None if out is None else Path(out)
     with opened_run(folder, identity) if folder is not None and rank == 0 else nullcontext():
@@ -470,7 +471,7 @@ class TextCorpus:
     texts: Sequence[str]
     lines: tuple[str, Sequence[int]]  # what to call a text in errors, with its number
     lengths: Sequence[int]  # in tokens, cut ones too
-    digest: str  # of all token ids
+    fingerprint: str  # of all token ids: the same texts under another tokenizer are others
     batch_size: int
 
     @classmethod
@@ -511,10 +512,6 @@ class TextCorpus:
             digest.update(json.dumps(counts).encode() + batch.input_ids[batch.attention_mask].numpy().tobytes())
         return cls(model, texts, lines, lengths, digest.hexdigest()[:16], batch_size)
 
-    def fingerprint(self) -> str:
-        """Of all token ids: the same texts under another tokenizer are others."""
-        return self.digest
-
     def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the texts."""
         found = ShardValues(len(shard))
@@ -554,6 +551,7 @@ class InputCorpus:
     items: Sequence[Mapping[str, Any]]
     run: Callable[[Any], object] | None
 
+    @cached_property
     def fingerprint(self) -> str:
         """Of all inputs, and the name of what runs them."""
         run = "" if self.run is None else getattr(self.run, "__qualname__", type(self.run).__qualname__)
