@@ -92,9 +92,26 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
         raise LookupError("no layer of this session looks at an image")
     seen = session.layers[index]
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
-    token = None if at is not None else _find_token(seen, options.token)
+
+    # The token: as typed; else cls, or the last word, or all queries where there is neither.
+    token: int | str | tuple[int, int] | None = options.token
+    if at is None:
+        assert seen.sides is not None
+        queries = seen.sides.queries
+        if options.token is None and len(queries.indices("cls")) == 1:
+            token = "cls"
+        elif options.token is None:
+            words_at = queries.indices("text")
+            token = (int(words_at[-1][0]), int(words_at[-1][1])) if len(words_at) else None
+        elif options.token.isascii() and options.token.isdigit():
+            if int(options.token) >= (count := queries.kind.size):
+                raise IndexError(
+                    f"--token {options.token} is out of range: there are {count:,} queries, counted from 0"
+                )
+            token = divmod(int(options.token), queries.shape[1])
     overlay = view.overlay(token=token, at=at, head=options.head)
 
+    # Its number among all queries.
     number = None
     sides, words = view.placed.entry(0)
     if at is not None or token is not None:
@@ -105,22 +122,6 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
             window, place = find_token(sides.queries, token, words, "query")
         number = window * sides.queries.shape[1] + place
     return _ImageFocus(seen, index, view, token, number, overlay, layers if chosen is None else [chosen])
-
-
-def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] | None:
-    """--token as the overlay takes it; by default cls, or the last word, or all queries where there is neither."""
-    assert seen.sides is not None
-    queries = seen.sides.queries
-    if wanted is None:
-        if len(queries.indices("cls")) == 1:
-            return "cls"
-        text = queries.indices("text")
-        return (int(text[-1][0]), int(text[-1][1])) if len(text) else None
-    if not (wanted.isascii() and wanted.isdigit()):
-        return wanted
-    if int(wanted) >= queries.kind.size:
-        raise IndexError(f"--token {wanted} is out of range: there are {queries.kind.size:,} queries, counted from 0")
-    return divmod(int(wanted), queries.shape[1])
 
 
 # -------------------------------------------------------------------------------------------------------------- values

@@ -127,8 +127,12 @@ def survey(
             raise ValueError("'delimiter' needs the words of a text: survey texts, with a model from regard.load")
         corpus = InputCorpus(model, items, run)
 
-    # 2. Open the directory, or make sure that all processes survey the same.
-    rank, size = _join_processes()
+    # 2. Join the processes of torchrun; open the directory, or make sure that all of them survey the same.
+    rank, size = 0, 1
+    if dist.is_available():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     identity: dict[str, Any] = {}
     if out is not None or size > 1:
         options = {"measures": list(measures), "batch_size": batch_size, "length": length, "shard": shard}
@@ -188,15 +192,6 @@ def read_measures(measure: object) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in MEASURES]:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
     return tuple(dict.fromkeys(names))
-
-
-def _join_processes() -> tuple[int, int]:
-    """Rank and number of processes; joins those that torchrun started."""
-    if not dist.is_available():
-        return 0, 1
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- result

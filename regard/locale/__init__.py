@@ -149,20 +149,17 @@ def particle(value: str, pair: str | None) -> str:
     """
     if not pair:
         return ""
-    closed, is_l = _ending(re.sub(r"[^\w%]+$", "", value))
-    with_consonant, with_vowel = pair.split("/")[:: -1 if pair == "와/과" else 1]
-    return with_consonant if closed and not (is_l and pair == "으로/로") else with_vowel
-
-
-def _ending(value: str) -> tuple[bool, bool]:
-    """Whether a text ends in a consonant as it is read, and whether that is ㄹ."""
-    last = value[-1:]
+    # Whether the value ends in a consonant as it is read, and whether that is ㄹ.
+    value = re.sub(r"[^\w%]+$", "", value)
+    last, word = value[-1:], re.search(r"[A-Za-z]*$", value)[0]  # type: ignore[index]
     if "가" <= last <= "힣":
         final = (ord(last) - ord("가")) % 28
-        return final > 0, final == 8
-    if last.isdigit():
-        return last in CLOSED_DIGITS, last in L_DIGITS
-    word = re.search(r"[A-Za-z]*$", value)[0]  # type: ignore[index]
-    if SPELT.fullmatch(word):
-        return last in "lmnrLMNR", last in "lrLR"
-    return bool(re.search(rf"{CLOSED.pattern}$", word.lower())), bool(re.search(r"le?$", word.lower()))
+        closed, is_l = final > 0, final == 8
+    elif last.isdigit():
+        closed, is_l = last in CLOSED_DIGITS, last in L_DIGITS
+    elif SPELT.fullmatch(word):
+        closed, is_l = last in "lmnrLMNR", last in "lrLR"
+    else:
+        closed, is_l = bool(re.search(rf"{CLOSED.pattern}$", word.lower())), bool(re.search(r"le?$", word.lower()))
+    with_consonant, with_vowel = pair.split("/")[:: -1 if pair == "와/과" else 1]
+    return with_consonant if closed and not (is_l and pair == "으로/로") else with_vowel
