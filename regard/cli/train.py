@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 RECIPE_OPTIONS = (
     "length", "pack", "probability", "whole_words", "pairs", "density", "mean_span", "smoothing", "flip", "shift",
-    "cutout", "mixup",
+    "cutout", "mixup", "cutmix",
 )  # fmt: skip
 LABELLED = ("text-classification", "token-classification", "image-classification")
 TEXTS = ("clm", "mlm", "span-corruption", "infilling", "translate")
@@ -44,6 +44,8 @@ def train(options: TrainOptions) -> int:
     chosen = recipe_options(recipe, options)
     typed = {field.name: getattr(options, field.name, None) for field in fields(TrainConfig)}
     given = {name: value for name, value in typed.items() if value is not None}
+    if options.cuda_graphs:
+        given["compile"] = "reduce-overhead"
     config = TrainConfig(batch_size=options.batch, **given)
     for path in (options.data, *([] if options.eval_data is None else [options.eval_data])):
         if not path.exists():

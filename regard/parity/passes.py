@@ -402,10 +402,7 @@ def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
     elif isinstance(ours, Matcher):
         tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_encoder"})
     elif isinstance(ours, VisionLanguageModel):
-        with _outputs_of({"picture": getattr(model, "model", model).vision_tower}) as outputs:
-            out = _run(model, inputs)
-        tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
-        tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state")) | _their_results(out)
+        tensors = _read_llava(model, inputs)
     else:
         tensors = _read_idefics(model, inputs)
     return _without_padding(tensors, inputs)
@@ -454,6 +451,22 @@ def _read_children(model: Any, inputs: Inputs, paths: dict[str, str]) -> Tensors
     if last.get("logits") is not None:
         return tensors | _head({"logits": last["logits"]})
     return tensors | _head({"pooled": last.get("pooler_output")}) | _their_results(out)
+
+
+def _read_llava(model: Any, inputs: Inputs) -> Tensors:
+    tower = getattr(model, "model", model).vision_tower
+    # From 5.23 on, transformers asks its tower for the layers alone that it projects.
+    hook = tower.register_forward_pre_hook(
+        lambda _, args, given: (args, given | {"output_hidden_states": True}), with_kwargs=True
+    )
+    try:
+        with _outputs_of({"picture": tower}) as outputs:
+            out = _run(model, inputs)
+    finally:
+        hook.remove()
+    tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
+    tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state"))
+    return tensors | _their_results(out)
 
 
 def _read_idefics(model: Any, inputs: Inputs) -> Tensors:
