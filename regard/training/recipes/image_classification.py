@@ -100,7 +100,9 @@ class ImageClassification(Recipe):
         pixels.sub_(mean).div_(std)
         labels = torch.tensor([label for _, label, _ in rows])
         if (self.mixup or self.cutmix) and training:
-            own = torch.stack([self.own_share(*pixels.shape[-2:], random) for random in rng])  # (B, H, W)
+            own = torch.stack(
+                [self.own_share(pixels.shape[-2], pixels.shape[-1], random) for random in rng]
+            )  # (B, H, W)
             pixels = torch.lerp(pixels.roll(1, 0), pixels, own[:, None])
             probabilities = one_hot(labels, len(self.labels)).float()
             labels = torch.lerp(probabilities.roll(1, 0), probabilities, own.mean((1, 2))[:, None])
