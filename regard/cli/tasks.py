@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -214,10 +215,7 @@ def fill(options: FillOptions) -> None:
     (text,) = read_texts([options.text], None)
     result = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
     if options.json:
-        masks = [
-            [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
-            for guesses in result.blanks
-        ]
+        masks = [[asdict(guess) for guess in guesses] for guesses in result.blanks]
         print_json({"model": options.model, "text": result.text, "best": result.best, "masks": masks})
         return
     out = Terminal(options.lang)

@@ -179,8 +179,8 @@ FAULTS = [
     Fault(
         "weakest links first",
         "session/ranking.py",
-        "key=lambda one: (-one[0], one[1]))\n    return [link",
-        "key=lambda one: (one[0], one[1]))\n    return [link",
+        "key=lambda one: (-one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
+        "key=lambda one: (one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
         "tests/session/test_ranking.py",
     ),
     Fault(
@@ -206,7 +206,7 @@ FAULTS = [
     ),
     Fault(
         "errors stay English",
-        "locale/errors.py",
+        "locale/__init__.py",
         'return message if lang == "en" else _translated(message, lang)[0]',
         "return message",
         "tests/test_locale.py -k mistake",
