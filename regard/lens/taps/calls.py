@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from regard.backends.call import Call, CallOptions, prepare
 from regard.lens.measures.weights import ComputedWeights
+from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
 from regard.masks.rules import indices, part_of
@@ -121,26 +122,31 @@ def read_call(
     is what SDPA calls attn_mask: booleans (True = may look), or floats that are added, with −inf where hidden. `bias`
     is added and `mask` hides besides. Raises TypeError or ValueError where `regard.attention` would.
     """
+    sinks = options.pop("sinks", None)
     if detach:
         q, k, v = q.detach(), k.detach(), v.detach()
+        cells, bias, sinks = (None if x is None else x.detach() for x in (cells, bias, sinks))
     if q.ndim == k.ndim == v.ndim:  # spread batch axes of size 1, as a product of matrices does
         lead = q.ndim - (3 if q.ndim >= 4 else 2)
         sizes = [max(t.shape[axis] for t in (q, k, v)) for axis in range(lead)]
         if all(t.shape[axis] in (1, n) for t in (q, k, v) for axis, n in enumerate(sizes)):
             q, k, v = (t.expand(*sizes, *t.shape[lead:]) for t in (q, k, v))
-    visible, added = split_cells(cells, detach=detach)
+    visible, added = split_cells(cells)
     if bias is not None:
-        bias = bias.detach() if detach else bias
         added = bias if added is None else added + bias
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
     if dense is not None:
         mask = dense if mask is None else mask & dense
-    if detach and options.get("sinks") is not None:
-        options["sinks"] = options["sinks"].detach()
-    return prepare(q, k, v, mask=mask, bias=added, **options)
+    return prepare(q, k, v, mask=mask, bias=added, sinks=sinks, **options)
 
 
-def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | None, Tensor | None]:
+def detached(call: Call) -> Call:
+    """The call with q, k, v and sinks detached from the model."""
+    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
+
+
+def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """SDPA's mask taken apart: booleans (True = may look) and floats to add, each None where there is nothing to say.
 
     >>> [part.tolist() for part in split_cells(torch.tensor([[0.0, 2.0, -inf]]))]
@@ -150,10 +156,7 @@ def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | 
     """
     if cells is None:
         return None, None
-    cells = cells.detach() if detach else cells
-    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
-        if stride == 0 and size > 1:  # one number repeated, as `expand` does
-            cells = cells.narrow(axis, 0, 1)
+    cells = dense_cells(cells)
     if cells.dtype == torch.bool:
         return cells, None
     visible = cells != -inf
@@ -513,8 +516,8 @@ def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
             return
         for caller, order in zip(callers, orders, strict=True):
             own = replace(observed, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            if HERE.held is not None and own.source == "softmax" and caller.watch.on_function is None:
-                HERE.held.append((caller, own))  # on_function: those that edit are told at once
+            if HERE.held is not None and own.source == "softmax":
+                HERE.held.append((caller, own))
             else:
                 attempt([caller], partial(caller.watch.on_call, own))
 

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from threading import RLock, get_ident
 from types import TracebackType
@@ -31,6 +30,7 @@ from regard.lens.taps.calls import (
     active_watches,
     add_watch,
     deliver,
+    detached,
     find_callers,
     read_call,
     remove_watch,
@@ -364,10 +364,9 @@ def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
 
 
 def _observed(call: Call, backend: str, output: Any, inner: KernelResult | None) -> ObservedCall:
-    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
-    detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
     kernel, lse = backend, None
     if backend == "sdpa" and inner is not None:
         # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
         kernel, lse = inner.kernel, inner.lse if sdpa.plain(call) is not None else None
-    return ObservedCall(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())
+    output = torch.as_tensor(output).detach()
+    return ObservedCall(source="regard", kernel=kernel, call=detached(call), lse=lse, output=output)

@@ -8,7 +8,6 @@ the graph, to a function that may return another output.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +34,7 @@ from regard.lens.taps.calls import (
     WatchedModel,
     attempt,
     deliver,
+    detached,
     find_callers,
     measuring,
     read_call,
@@ -153,12 +153,10 @@ class Interceptor:
                 )
 
     def _observed(self, observed: ObservedCall) -> None:
-        """Called by the taps, below autograd: notes the order of calls, and products with values."""
+        """Called with each call: notes their order."""
         with self._lock:
             if observed.path not in self.names:
                 self.names.append(observed.path)
-        if observed.source == "softmax":
-            _PRODUCTS.confirmed.append((self, observed))
 
     def hand_over(self, intercepted: InterceptedCall, marks: Tensor | None) -> tuple[Call | None, Tensor] | None:
         """Number and place a call, and pass it to `on_call`."""
@@ -167,7 +165,7 @@ class Interceptor:
         def offset() -> object:
             if call is None:
                 return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
-            return summarise_mask(_detached(call), intercepted.kind).offset
+            return summarise_mask(detached(call), intercepted.kind).offset
 
         with self._lock:
             if path not in self.names:
@@ -242,7 +240,7 @@ class Interceptor:
         call, output = changed
         new = output.transpose(1, 2) if turned else output
         whole = (new, *out[1:]) if isinstance(out, tuple) else new
-        return replace(observed, call=_detached(call), lse=None, output=output.detach()), whole
+        return replace(observed, call=detached(call), lse=None, output=output.detach()), whole
 
 
 # -------------------------------------------------------------------------------------------------------- installation
@@ -250,16 +248,6 @@ class Interceptor:
 _LOCK = RLock()
 _interceptors: dict[int, Interceptor] = {}  # by the identity of their watch
 _library: Library | None = None
-
-
-class _Products(threading.local):
-    """Products with values that the taps have just confirmed in this thread."""
-
-    def __init__(self) -> None:
-        self.confirmed: list[tuple[Interceptor, ObservedCall]] = []
-
-
-_PRODUCTS = _Products()
 
 
 def _add(watch: WatchedModel, interceptor: Interceptor) -> None:
@@ -324,14 +312,14 @@ class SdpaInterception:
             mask=causal(offset=0) if given.get("is_causal") else None, scale=given.get("scale"),
             dropout=given.get("dropout_p", 0.0),
         )  # fmt: skip
-        lse = None if kernel.lse is None else trusted_lse(kernel.lse, _detached(call))
+        lse = None if kernel.lse is None else trusted_lse(kernel.lse, detached(call))
         # 3. Replace and report.
         output = four_axes(out)
         for interceptor, caller in editing:
             changed = interceptor.on_kernel(caller, "sdpa", call, output)
             if changed is not None:
                 (call, output), lse = changed, None
-        reported = _detached(call)
+        reported = detached(call)
         deliver(
             callers,
             lambda: ObservedCall(source="sdpa", kernel=kernel.kernel, call=reported, lse=lse, output=output.detach()),
@@ -348,16 +336,15 @@ class ProductInterception:
 
     def __call__(self, keyset: Any, left: Tensor, right: Tensor) -> Tensor:
         """Run the product; where the taps find weights in it, let the interceptors replace it. Report the result."""
-        _PRODUCTS.confirmed.clear()
         held: list[tuple[Caller, ObservedCall]] = []
         HERE.held = held
         try:
             out: Tensor = self.kernel.call_boxed(keyset, left, right)
         finally:
             HERE.held = None
-        confirmed, _PRODUCTS.confirmed = _PRODUCTS.confirmed, []
+        editing = [(_interceptors[id(caller.watch)], own) for caller, own in held if id(caller.watch) in _interceptors]
         edited = False
-        for interceptor, observed in confirmed:
+        for interceptor, observed in editing:
             changed = None if interceptor.reads else interceptor.on_product(observed, left, right, out)
             if changed is None:
                 continue
@@ -372,7 +359,7 @@ class ProductInterception:
         with measuring():
             for caller, own in held:
                 attempt([caller], partial(caller.watch.on_call, own))
-        for interceptor, observed in confirmed:
+        for interceptor, observed in editing:
             if interceptor.reads and (read := interceptor.on_product(observed, left, right, out)) is not None:
                 out = read[0].reshape(out.shape)
         return out
@@ -396,8 +383,3 @@ def _edit_operation(call: Call, output: Any) -> tuple[Call, Any]:
         if changed is not None:
             call, output = changed
     return call, output
-
-
-def _detached(call: Call) -> Call:
-    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
-    return replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
