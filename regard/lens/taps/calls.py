@@ -122,10 +122,10 @@ def read_call(
     is what SDPA calls attn_mask: booleans (True = may look), or floats that are added, with −inf where hidden. `bias`
     is added and `mask` hides besides. Raises TypeError or ValueError where `regard.attention` would.
     """
-    sinks = options.pop("sinks", None)
     if detach:
         q, k, v = q.detach(), k.detach(), v.detach()
-        cells, bias, sinks = (None if x is None else x.detach() for x in (cells, bias, sinks))
+        cells, bias, sinks = (None if x is None else x.detach() for x in (cells, bias, options.get("sinks")))
+        options["sinks"] = sinks
     if q.ndim == k.ndim == v.ndim:  # spread batch axes of size 1, as a product of matrices does
         lead = q.ndim - (3 if q.ndim >= 4 else 2)
         sizes = [max(t.shape[axis] for t in (q, k, v)) for axis in range(lead)]
@@ -137,7 +137,7 @@ def read_call(
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
     if dense is not None:
         mask = dense if mask is None else mask & dense
-    return prepare(q, k, v, mask=mask, bias=added, sinks=sinks, **options)
+    return prepare(q, k, v, mask=mask, bias=added, **options)
 
 
 def detached(call: Call) -> Call:

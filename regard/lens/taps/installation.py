@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any
@@ -34,7 +34,6 @@ from regard.lens.taps.calls import (
     find_callers,
     read_call,
     remove_watch,
-    trusted_lse,
     without_frames,
 )
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
@@ -96,20 +95,17 @@ class FusedTap:
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
         order = causal() if self.name == FLASH else causal(offset=0)
-        try:
-            call = read_call(
-                given["query"],
-                given["key"],
-                given["value"],
-                cells=given.get("attn_mask", given.get("attn_bias")),
-                mask=order if given["is_causal"] else None,
-                scale=given["scale"],
-                dropout=given["dropout_p"],
-            )
-        except Exception as problem:
-            return ObservedCall(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
-        lse = trusted_lse(self._lse(args, out), call)
-        return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=lse, output=output)
+        read = partial(
+            read_call,
+            given["query"],
+            given["key"],
+            given["value"],
+            cells=given.get("attn_mask", given.get("attn_bias")),
+            mask=order if given["is_causal"] else None,
+            scale=given["scale"],
+            dropout=given["dropout_p"],
+        )
+        return functions.observed("sdpa", self.name, read, output, self._lse(args, out))
 
     def _lse(self, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """The kernel's lse as (B, H, Nq), or None where its form is another than the known ones."""
