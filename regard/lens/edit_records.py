@@ -249,7 +249,7 @@ def pack_edit(edit: CapturedEdit) -> dict[str, Any]:
 
 def unpack_edit(value: object, where: str) -> CapturedEdit:
     """The inverse of `pack_edit`. Raises ContentError for what is never written."""
-    function, values, calls = json_fields(value, where, EDIT)
+    function, values, calls = json_fields(value, where, EDIT).values()
     if not (function.isascii() and function.isidentifier() and len(function) <= LONGEST) or calls < 0:
         raise ContentError(f"{where} cannot be {function!r:.80} in {calls} calls")
     for item in values:
@@ -280,7 +280,7 @@ def _is_value(value: object) -> bool:
         case {"text": str(text), **rest}:
             return not rest and _is_text(text)
         case {"tensor": dict(summary), **rest} if not rest:
-            shape, dtype, norm, digest = json_fields(summary, "the tensor of an edit", TENSOR)
+            shape, dtype, norm, digest = json_fields(summary, "the tensor of an edit", TENSOR).values()
             sized = is_list_of(shape, int) and len(shape) <= 64 and min(shape, default=0) >= 0
             known = isinstance(getattr(torch, dtype, None), torch.dtype)
             number = norm is None or 0 <= norm < LARGEST
@@ -301,11 +301,12 @@ def pack_effect(effect: Effect) -> dict[str, Any]:
 
 def unpack_effect(value: object, where: str) -> Effect:
     """The inverse of `pack_effect`. Raises ContentError for what is never written."""
-    edits, metric, before, after, weight, controls, control_weight, method = json_fields(value, where, EFFECT)
-    numbers = [before, after, *(w for w in (weight, control_weight) if w is not None), *controls]
+    effect = json_fields(value, where, EFFECT)
+    edits, metric, method, controls = (effect[name] for name in ("edit", "metric", "method", "controls"))
+    weights = [effect[name] for name in ("weight", "control_weight") if effect[name] is not None]
+    numbers = [effect["before"], effect["after"], *weights, *controls]
     if not all(type(number) in (float, int) and abs(number) < LARGEST for number in numbers):
         raise ContentError(f"{where} has {reprlib.repr(numbers)}, not numbers")
     if not edits or not _is_text(metric) or method not in ("exact", "first order"):
         raise ContentError(f"{where} cannot be {method!r:.80} of {metric!r:.80} with {len(edits)} edits")
-    parts = tuple(unpack_edit(edit, where) for edit in edits)
-    return Effect(parts, metric, before, after, weight, tuple(controls), control_weight, method)
+    return Effect(**effect | {"edit": tuple(unpack_edit(edit, where) for edit in edits), "controls": tuple(controls)})

@@ -11,7 +11,7 @@ from hashlib import blake2b, file_digest
 from io import BufferedReader
 from math import inf, prod
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Literal
 
 import numpy as np
@@ -302,14 +302,20 @@ class Incoming:
             raise ContentError(f"nothing says what tensor {min(self._unused)!r} is ({len(self._unused)} such)")
 
 
-def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> tuple[Any, ...]:
-    """The values of a JSON object that has exactly these keys and types, in the order of `kinds`.
+def fields(
+    value: object,
+    where: str,
+    kinds: Mapping[str, type | UnionType],
+    optional: Mapping[str, type | UnionType] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A JSON object of exactly these keys and types, and of some of the optional ones; in the order of `kinds`.
 
-    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
-    ('attn', 3)
+    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int}, {"rows": list})
+    {'path': 'attn', 'n': 3}
     """
     if not isinstance(value, dict):
         raise ContentError(f"{where} must be a JSON object, got {type(value).__name__}")
+    kinds = {**kinds, **{name: kind for name, kind in optional.items() if name in value}}
     if unknown := sorted(value.keys() - kinds.keys()):
         raise CaptureFileError(f"{where} has {', '.join(map(repr, unknown))}, unknown to this regard: upgrade regard")
     if missing := sorted(kinds.keys() - value.keys()):
@@ -319,7 +325,7 @@ def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> 
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             expected = kind.__name__ if isinstance(kind, type) else str(kind)
             raise ContentError(f"{where}: {name} must be {expected}, got {type(item).__name__}")
-    return tuple(value[name] for name in kinds)
+    return {name: value[name] for name in kinds}
 
 
 def is_list_of(value: object, kind: type) -> bool:
