@@ -513,22 +513,22 @@ class CallStore:
 
         rest_hidden: no query sees a key beyond those written so far, so that these may be written later on.
         """
-        k = self._copied(call.k)
+        k = copied(call.k, self.device)
         kept = replace(
             call,
-            q=self._copied(call.q),
+            q=copied(call.q, self.device),
             k=k,
             v=k.new_zeros(1).expand(*k.shape[:3], 1),  # exact weights do not read the values
             mask=DenseMask(self._cells(call.mask.cells)) if isinstance(call.mask, DenseMask) else call.mask,
             bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
-            sinks=None if call.sinks is None else self._copied(call.sinks),
+            sinks=None if call.sinks is None else copied(call.sinks, self.device),
         )
         keys = self._shared(path, "k", k, link, rest_hidden)
         return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
 
     def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
         """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""
-        return StepValues(self._shared(path, "v", self._copied(v), link, rest_hidden), v.shape[2])
+        return StepValues(self._shared(path, "v", copied(v, self.device), link, rest_hidden), v.shape[2])
 
     def _shared(self, path: str, name: str, x: Tensor, link: StepLink, rest_hidden: bool) -> _Growing:
         """The tensor that this step shares with those before it, which now is x."""
@@ -548,17 +548,19 @@ class CallStore:
             del self._runs[run]  # what this call saw must stay as it is
         return growing
 
-    def _copied(self, x: Tensor) -> Tensor:
-        # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
-        # written to, so nobody can tell whether the model still writes to this one.
-        copied = x.detach().clone() if self.device in (None, x.device) else x.to(self.device)
-        return copied.contiguous() if copied.untyped_storage().nbytes() > copied.nbytes else copied
-
     def _cells(self, cells: Tensor) -> Tensor:
         """A copy of a mask or bias, which many layers may share."""
         for address, copy in tuple(self._masks):
             if address == cells.data_ptr() and copy.dtype == cells.dtype and torch.equal(copy, cells.to(copy.device)):
                 return copy
-        copy = self._copied(cells)
+        copy = copied(cells, self.device)
         self._masks.append((cells.data_ptr(), copy))
         return copy
+
+
+def copied(x: Tensor, device: torch.device | None) -> Tensor:
+    """A copy on a device, or where the tensor is, without memory that it does not use."""
+    # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
+    # written to, so nobody can tell whether the model still writes to this one.
+    copy = x.detach().clone() if device in (None, x.device) else x.to(device)
+    return copy.contiguous() if copy.untyped_storage().nbytes() > copy.nbytes else copy

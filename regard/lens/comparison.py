@@ -20,7 +20,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import CapturedEdit
 from regard.lens.files.container import pool
-from regard.lens.view import PER_QUERY, View
+from regard.lens.view import PER_QUERY, View, view_of
 from regard.locale import Lang, check_lang, translate
 
 BINS = 64  # of the received mass
@@ -261,7 +261,7 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         for one, other in zip(*calls, strict=False):
             described = []
             for record in (one, other):
-                batch, heads, nq, nk = _view(record).sizes
+                batch, heads, nq, nk = view_of(record).sizes
                 sizes = (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
                 described.append((record.facts.mask if record.facts is not None else "", sizes, record.kernel))
             pairs = zip(("mask", "sizes", "kernel"), *described, strict=True)
@@ -283,14 +283,9 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
     )
 
 
-def _view(record: Record) -> View:
-    assert record.view is not None  # capture.calls gives no others
-    return record.view
-
-
 def _changes(a: Record, b: Record) -> list[Change]:
     """Every measure that both calls have; none where they have not the same heads."""
-    one, other = views = _view(a), _view(b)
+    one, other = views = view_of(a), view_of(b)
     if one.sizes[1] != other.sizes[1] or 0 in (*one.sizes, *other.sizes):
         return []
     measures = [n for n in PER_QUERY if all(n in view.held or f"mean {n}" in view.held for view in views)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.facts import Facts
+from regard.lens.visibility import BiasKind
 from regard.locale import Lang, check_lang, translate
 
 if TYPE_CHECKING:
@@ -128,22 +129,8 @@ WHY = {
     "overflow": "the scores or the sum overflow: compute in bfloat16 or float32, or look for very large q and k",
 }
 
-TERMS = {
-    "self": "self",
-    "cross": "cross",
-    "none": "none",
-    "all visible": "all visible",
-    "all so far": "all so far",
-    "no": "no",
-    "flag": "by the flag",
-    "in mask": "by the mask",
-    "both": "by both",
-    "one query": "one query",
-    "additive": "additive",
-    "zero-one": "zero-one",
-    "large negative": "large negative",
-    "minus infinity": "minus infinity",
-}
+NAMES = ("self", "cross", "none", "all visible", "all so far", "no", "one query", *get_args(BiasKind))
+TERMS = {name: name for name in NAMES} | {"flag": "by the flag", "in mask": "by the mask", "both": "by both"}
 SAID: dict[Lang, dict[str, str]] = {
     lang: {code: translate(text, lang) for code, text in TERMS.items()} for lang in get_args(Lang)
 }

@@ -226,15 +226,13 @@ class EditNotes:
             if block not in self._noted:
                 parts = (self.model, block.model), (block.model, self.model)
                 mine = any(module is one for one, other in parts for module in other.modules())
-                self._noted[block] = [self._entry(capture_edit(edit)) for edit in block.edits] if mine else []
+                self._noted[block] = []
+                for edit in map(capture_edit, block.edits) if mine else ():
+                    if edit not in self.edits:  # an earlier block may have put it there
+                        self.edits.append(edit)
+                    self._noted[block].append(self.edits[self.edits.index(edit)])
             for edit in self._noted[block]:
                 edit.calls += 1
-
-    def _entry(self, edit: CapturedEdit) -> CapturedEdit:
-        """The edit in the list, where an earlier block may have put it."""
-        if edit not in self.edits:
-            self.edits.append(edit)
-        return self.edits[self.edits.index(edit)]
 
 
 # ------------------------------------------------------------------------------------------------------------- in files

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import KINDS, Frame, Layout, Sides
+from regard.lens.display import png
 from regard.lens.measures.weights import sources
 from regard.lens.validity import index_among
 from regard.locale import Lang, catalogue, check_lang, translate
@@ -133,7 +133,7 @@ def read_layouts(layouts: object) -> LayoutsByPath:
         first = list(layouts[0])
         for number, entry in enumerate(layouts):
             if set(entry) != set(first):
-                odd = _listed(sorted(set(entry) ^ set(first), key=str))
+                odd = listed(sorted(set(entry) ^ set(first), key=str))
                 raise ValueError(
                     f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
                 )
@@ -176,7 +176,7 @@ def fit_layouts(layouts: LayoutsByPath, runs: Mapping[str, Sequence[RunSizes]]) 
     seen = {path: sides for path, sides in layouts.items() if path is not None and path in runs}
     if not seen:
         raise ValueError(
-            f"layouts are of {_listed(list(layouts))}, none of which was seen; seen are {_listed(list(runs))}"
+            f"layouts are of {listed(list(layouts))}, none of which was seen; seen are {listed(list(runs))}"
         )
     for path, sides in seen.items():
         reasons = [run.misfit(sides) for run in runs[path]]
@@ -189,7 +189,8 @@ def _some(numbers: set[int]) -> str:
     return " or ".join(map(str, sorted(numbers)))
 
 
-def _listed(names: Sequence[object], most: int = 3) -> str:
+def listed(names: Sequence[object], most: int = 4) -> str:
+    """Names in quotes, the first of many."""
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -397,11 +398,7 @@ class Overlay:
         return figures.save(self.figure(dark=dark, lang=lang), Path(path))
 
     def _repr_png_(self) -> bytes | None:
-        if find_spec("matplotlib") is None:  # a notebook then shows the text
-            return None
-        buffer = BytesIO()
-        self.figure().savefig(buffer, format="png")
-        return buffer.getvalue()
+        return None if find_spec("matplotlib") is None else png(self.figure())  # a notebook then shows the text
 
     def _sums(self, lang: Lang = "en") -> str:
         order = sorted(self.shares.items(), key=lambda item: -item[1])

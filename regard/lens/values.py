@@ -96,14 +96,11 @@ def _layers(holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Name → linear layer (or GPT-2's Conv1D, whose weight is transposed) under each usual name of a module."""
     for name in PROJECTIONS:
         inner = getattr(holder, name, None)
-        for suffix, layer in (("", inner), (".dense", getattr(inner, "dense", None)), (".0", _first(inner))):
+        # diffusers has [projection, dropout]
+        first = inner[0] if isinstance(inner, (nn.ModuleList, nn.Sequential)) and len(inner) else None
+        for suffix, layer in (("", inner), (".dense", getattr(inner, "dense", None)), (".0", first)):
             if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Module) and type(layer).__name__ == "Conv1D"):
                 yield name + suffix, layer
-
-
-def _first(inner: object) -> object:
-    """The first of a list of modules, as diffusers has [projection, dropout]."""
-    return inner[0] if isinstance(inner, (nn.ModuleList, nn.Sequential)) and len(inner) else None
 
 
 def read_projection(w_o: object, heads: int, width: int) -> Tensor:

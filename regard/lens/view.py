@@ -717,3 +717,9 @@ class Record:
     heads: Mapping[str, Tensor] = field(default_factory=dict)  # numbers per head for the doctor, (B, H)
     trouble: str | None = None  # why the call could not be read
     link: StepLink | None = None  # the call that it continues, in generation, if known
+
+
+def view_of(record: Record) -> View:
+    """The view of a record that has one, as those of `Capture.calls` have."""
+    assert record.view is not None
+    return record.view

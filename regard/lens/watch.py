@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from threading import RLock, local
 from types import TracebackType
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.lens import facts
-from regard.lens.assembly import CallStore, RunTracker, StepLink, key_marks
+from regard.lens.assembly import CallStore, RunTracker, StepLink, copied, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import EditNotes
@@ -29,7 +28,7 @@ from regard.lens.overlays import read_layouts
 from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
-from regard.lens.values import StoredValues, find_projection
+from regard.lens.values import ATTENTION, StoredValues, find_projection
 from regard.lens.view import KeyTokens, KnownVisibility, View
 from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.nn.attention import MultiHeadAttention
@@ -38,8 +37,6 @@ KEEP = ("qk", "v", "output")
 KEPT = "keep must be 'qk', 'v' or 'output', or several of them in a list"
 DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
 MARKS_OF_SPACE = "Ġ▁ "  # what tokenizers put before a word to say that a space was there
-
-LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
 
 NO_REASON = (
     "it did not run in the block (a copy of it, as DataParallel makes, does not count), or it makes its weights in a "
@@ -272,26 +269,8 @@ class WatchContext:
         self.model, self.options, self.layouts = model, options, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, options.words)
-        mine = ref(self)
-
-        # Without a hold on the watch: one that is let go leaves nothing installed.
-        def record(observed: ObservedCall) -> None:
-            watching = mine()
-            if watching is not None:
-                watching._record(observed)
-
-        def returned(rows: Sequence[Sequence[int]], passes: int) -> None:
-            watching = mine()
-            if watching is not None:
-                with _LOCK:
-                    watching._runs.returned(rows, passes)
-
-        def intercept(call: InterceptedCall) -> tuple[None, Tensor] | None:
-            watching = mine()
-            return None if watching is None else watching._intercepted(call)
-
-        self._taps = Taps(model, record, returned)
-        self._interceptor = Interceptor(model, intercept, reads=True) if gradients else None
+        self._taps = Taps(model, _weakly(self._record), _weakly(self._returned))
+        self._interceptor = Interceptor(model, _weakly(self._intercepted), reads=True) if gradients else None
         self._awaited = local()  # in each thread, a call that was intercepted and is about to be reported
         self._runs, self._store = RunTracker(), CallStore(options.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
@@ -363,13 +342,13 @@ class WatchContext:
                 reasons[path] = f"measuring it failed: {type(problem).__name__}: {problem}"
         for path, shape in taps.unconfirmed:
             name = type(modules[path]).__name__ if path in modules else ""
-            suspected = (path, shape) in taps.suspected or not seen or LOOKS_LIKE_ATTENTION.search(name)
+            suspected = (path, shape) in taps.suspected or not seen or ATTENTION.search(name)
             if suspected and layers.selects(path):
                 reasons.setdefault(
                     path, f"a softmax of shape {shape} that did not meet values in a way that is known here"
                 )
         # 2. The innermost modules whose class is named like attention, if nothing was seen in them or around them.
-        named = [path for path, module in modules.items() if LOOKS_LIKE_ATTENTION.search(type(module).__name__)]
+        named = [path for path, module in modules.items() if ATTENTION.search(type(module).__name__)]
         compiled = [
             original_path(path)
             for path, module in self.model.named_modules()
@@ -429,6 +408,10 @@ class WatchContext:
         if awaited is not None and awaited.path == path and record.view is not None:
             _record_gradient(record.view, awaited.output, self.options.device)
 
+    def _returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
+        with _LOCK:
+            self._runs.returned(rows, passes)
+
     def _intercepted(self, call: InterceptedCall) -> tuple[None, Tensor] | None:
         """Ask for the gradient of a call's output. FlexAttention and softmaxes by hand get the output passed on."""
         try:
@@ -440,7 +423,7 @@ class WatchContext:
             view = None if latest is None else latest.view
             if view is None or view.sizes != call.sizes or call.values is None:
                 return None
-            view.kept_values = StoredValues(_copied(call.values.detach(), self.options.device))
+            view.kept_values = StoredValues(copied(call.values.detach(), self.options.device))
             view.projection = find_projection(self.model, call.path, view.sizes[1] * call.values.shape[-1])
             _record_gradient(view, call.output, self.options.device)
             return None, call.output
@@ -477,7 +460,7 @@ class WatchContext:
             view.without_values = BY_HAND if "v" in keep else view.without_values
             if "qk" in keep:
                 scores = None if weights.scores is None else _moved(weights.scores, device)
-                copy = _copied(weights.weights, device)  # the model may have given its weights to others
+                copy = copied(weights.weights, device)  # the model may have given its weights to others
                 view.weights = StoredWeights(copy, scores, edited=weights.edited)
             return
         assert isinstance(weights, ComputedWeights)
@@ -494,6 +477,17 @@ class WatchContext:
             values = observed.call.v
             view.kept_values = self._store.keep_values(place, values, link, rest_hidden)
             view.projection = find_projection(self.model, observed.path, view.sizes[1] * values.shape[-1])
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method without a hold on its watch: one that is let go leaves nothing installed."""
+    mine = WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = mine()
+        return None if bound is None else bound(*args)
+
+    return call
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
@@ -551,7 +545,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
     record.heads = {name: _moved(x, device) for name, x in _head_facts(view, output).items()}
     # 3. Let go of the model's tensors.
     view.weights = None
-    view.given_output = _copied(output, device) if "output" in options.keep and output is not None else None
+    view.given_output = copied(output, device) if "output" in options.keep and output is not None else None
     if device is not None:
         parts = (_moved(x, device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(device), place=KnownVisibility(*parts))
@@ -581,7 +575,7 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
     def record(gradient: Tensor) -> None:
         with measuring():
-            new, before = _copied(gradient.detach(), device), view.output_gradient
+            new, before = copied(gradient.detach(), device), view.output_gradient
             view.output_gradient = new if before is None else before + new
 
     if output.requires_grad:
@@ -590,10 +584,6 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
 def _moved(x: Tensor, device: torch.device | None) -> Tensor:
     return x if device is None else x.to(device)
-
-
-def _copied(x: Tensor, device: torch.device | None) -> Tensor:
-    return x.clone() if device in (None, x.device) else x.to(device)
 
 
 def _inside(path: str, whole: str) -> bool:

@@ -90,17 +90,15 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if any(record.view is not None and record.view.overview for record in records):
-        header["overview"] = True
     layouts = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
-    if layouts:
-        header["layouts"] = pack_layouts(layouts, out)
-    if photos and capture.photos:
-        header["photos"] = pack_photos(capture.photos, out)
-    if capture.edits:
-        header["edits"] = [pack_edit(edit) for edit in capture.edits]
-    if capture.effects:
-        header["effects"] = [pack_effect(effect) for effect in capture.effects]
+    optional = {
+        "overview": any(record.view is not None and record.view.overview for record in records),
+        "layouts": pack_layouts(layouts, out) if layouts else None,
+        "photos": pack_photos(capture.photos if photos else (), out),
+        "edits": [pack_edit(edit) for edit in capture.edits],
+        "effects": [pack_effect(effect) for effect in capture.effects],
+    }
+    header |= {name: value for name, value in optional.items() if value}
     try:  # a file that could not be opened again is not written
         _unpack(type(capture)(), json.loads(json.dumps(header)), "", Incoming(out.tensors))
     except CaptureFileError as error:
