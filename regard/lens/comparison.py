@@ -29,7 +29,8 @@ MOST_HEADS = 10  # heads in a table
 MOST_EDITS = 8  # of a capture, on its line
 SIZES = "heads, queries × keys"
 
-Table = tuple[list[str], list[list[str]]]
+Table = tuple[list[str], list[list[str]], list[int]]
+"""Headers, rows, and the columns that are right-aligned."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Comparison:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
         check_lang(lang)
         above, shown, below = self._parts(lang)
-        return "\n\n".join([*above, *(tables.text(*table, right=right) for table, right in shown), *below])
+        return "\n\n".join([*above, *(tables.text(*table) for table in shown), *below])
 
     def __repr__(self) -> str:
         return self.text()
@@ -172,11 +173,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         above, shown, below = self._parts("en")
         parts = [f"<p>{escape(line)}</p>" for line in above]
-        parts += [tables.html(*table, right=right) for table, right in shown]
+        parts += [tables.html(*table) for table in shown]
         return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in below])
 
-    def _parts(self, lang: Lang) -> tuple[list[str], list[tuple[Table, list[int]]], list[str]]:
-        """Lines above the tables, the tables with their right-aligned columns, and lines below."""
+    def _parts(self, lang: Lang) -> tuple[list[str], list[Table], list[str]]:
+        """Lines above the tables, the tables, and lines below."""
         title = "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}"
         if self.same:
             title = "the same: modules compared: {modules}, measures: {compared}{tolerance}"
@@ -184,9 +185,9 @@ class Comparison:
         counts = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
         above = [translate(title, lang, **counts, tolerance=tolerance)]
         for name, edits in zip("AB", self.edits, strict=True) if any(self.edits) else ():
-            shown = " + ".join(map(repr, edits[:MOST_EDITS])) + (" + …" if len(edits) > MOST_EDITS else "")
+            named = " + ".join(map(repr, edits[:MOST_EDITS])) + (" + …" if len(edits) > MOST_EDITS else "")
             text = "{capture} was edited by {edits}" if edits else "{capture} was not edited"
-            above.append(translate(text, lang, capture=name, edits=shown))
+            above.append(translate(text, lang, capture=name, edits=named))
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
             if paths:
                 above.append(translate("only in {capture}: {paths}", lang, capture=name, paths=merge_paths(paths)))
@@ -211,15 +212,12 @@ class Comparison:
         if self.changes:
             note = "difference: of the head that differs most; of map and received, the share of attention that moved"
             below.append(translate(note, lang))
-        found: list[tuple[Table, list[int]]] = []
-        if mismatches:
-            found.append(((translate("what|where|A|B", lang).split("|"), mismatches), []))
-        if heads:
-            found.append(((translate("where|head|attention that moved", lang).split("|"), heads), [1, 2]))
-        if changes:
-            headers = translate("where|measure|head|A|B|difference|mean of heads", lang).split("|")
-            found.append(((headers, changes), [2, 3, 4, 5, 6]))
-        return above, found, below
+        shown = [
+            (translate("what|where|A|B", lang).split("|"), mismatches, list[int]()),
+            (translate("where|head|attention that moved", lang).split("|"), heads, [1, 2]),
+            (translate("where|measure|head|A|B|difference|mean of heads", lang).split("|"), changes, [2, 3, 4, 5, 6]),
+        ]
+        return above, [table for table in shown if table[1]], below
 
 
 def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:

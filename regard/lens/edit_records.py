@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.lens.files.container import ContentError, is_list_of
 from regard.lens.files.container import fields as json_fields
 from regard.locale import Lang, translate
+from regard.safetensors_file import raw_bytes
 
 LONGEST = 1000  # letters of a text, such as the repr of a mask
 MOST_POSITIONS = 1 << 20  # in one list
@@ -166,14 +167,14 @@ def _plain(value: object) -> Any:
     if isinstance(value, (tuple, list)) and all(type(item) is int for item in value) and len(value) <= MOST_POSITIONS:
         return list(value)
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = value.detach().cpu().reshape(-1)
         norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) if flat.is_floating_point() else None
         return {
             "tensor": {
                 "shape": list(value.shape),
                 "dtype": str(value.dtype).removeprefix("torch."),
                 "norm": norm if norm is not None and isfinite(norm) else None,
-                "sha256": sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").hexdigest(),
+                "sha256": sha256(raw_bytes(flat)).hexdigest(),
             }
         }
     return {"text": _printable(repr(value))}

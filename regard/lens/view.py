@@ -34,8 +34,8 @@ from regard.masks.patterns import at_positions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.assembly import StepLink
     from regard.lens.facts import Facts
+    from regard.lens.step_links import StepLink
     from regard.lens.visibility import MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")

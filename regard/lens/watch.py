@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens import facts
-from regard.lens.assembly import CallStore, RunTracker, StepLink, copied, key_marks
+from regard.lens.assembly import CallStore, copied
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import EditNotes
@@ -25,6 +25,7 @@ from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.overlays import read_layouts
+from regard.lens.step_links import RunTracker, StepLink, key_marks
 from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
@@ -109,17 +110,21 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
-    options = read_watch_options(
-        layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device
-    )
-    if not isinstance(gradients, bool):
-        raise TypeError(f"gradients must be True or False, got {type(gradients).__name__}")
-    if gradients and not {"qk", "v"} <= options.keep:
-        raise ValueError(
-            "gradients=True needs the weights and values too: watch(model, keep=['qk', 'v'], gradients=True)"
-        )
     if layouts is not None:
         read_layouts(layouts)  # raises for what is no layout; whether they fit is known when the model has run
+    measured, patterns = _read_measures(measures, size, top)
+    words, numbers = _read_tokens(tokens)
+    options = WatchOptions(
+        layers=_read_layers(layers),
+        measures=measured,
+        patterns=patterns,
+        keep=_read_keep(keep, gradients),
+        device=_read_device(device),
+        words=words,
+        tokens=numbers,
+        layouts=layouts,
+        gradients=gradients,
+    )
     for path, layer in model.named_modules():
         if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.num_heads:  # tensor parallelism
             here = layer.local_heads
@@ -129,7 +134,7 @@ def watch(
                 stacklevel=2,
             )
             break
-    return WatchContext(model, options, layouts, gradients)
+    return WatchContext(model, options)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -165,6 +170,8 @@ class WatchOptions:
     device: torch.device | None  # where results go; None for where they are computed
     words: list[list[str]] | None  # the tokens as text, a row per batch row or one for all
     tokens: KeyTokens  # the same as numbers, for patterns by token
+    layouts: object  # whether they fit is known when the model has run
+    gradients: bool
 
     def tokens_for(self, sizes: Sequence[int]) -> KeyTokens:
         """The tokens if there are as many as a call (B, H, Nq, Nk) has keys, else none."""
@@ -173,63 +180,27 @@ class WatchOptions:
         return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else KeyTokens()
 
 
-def read_watch_options(
-    *, layers: object, measures: object, keep: object, size: int, top: int, tokens: object, device: object
-) -> WatchOptions:
-    """Check the arguments of `watch`. Raises TypeError or ValueError for what is wrong with them."""
-    # 1. Measures, with "patterns" among their names.
-    names: list[Any] | None = None
-    if measures is not None:
-        known = (*NAMES, "patterns")
-        if not isinstance(measures, Iterable):
-            raise TypeError(f"measures must be names such as {', '.join(known)}; got {type(measures).__name__}")
-        names = [measures] if isinstance(measures, str) else list(measures)
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(known)}")
-    patterns = names is None or "patterns" in names
-    measured = read_measures(None if names is None else [name for name in names if name != "patterns"], size, top)
-    if names is not None and patterns:
-        measured = replace(measured, names=measured.names | {"entropy", "received"})  # patterns are read from these
-    # 2. Tokens, as words and as numbers that are equal for equal words.
-    words = _read_words(tokens)
-    numbered = KeyTokens()
-    if words is not None and len({len(row) for row in words}) == 1:
-        number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
-        ids = torch.tensor([[number[w] for w in row] for row in words])
-        marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
-        numbered = KeyTokens(ids, marks if bool(marks.any()) else None)
-    # 3. What to keep, and where.
-    kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
-    if not isinstance(kept, Iterable):
-        raise TypeError(f"{KEPT}; got {type(keep).__name__}")
-    kept = list(kept)
-    if unknown := [name for name in kept if name not in KEEP]:
-        raise ValueError(f"{KEPT}; got {unknown[0]!r}")
-    if device is not None:
-        if not isinstance(device, (str, torch.device)):
-            raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
-        try:
-            device = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError, NotImplementedError) as problem:  # as torch raises for a missing one
-            reason = str(problem).splitlines()[0]
-            raise ValueError(f"device {str(device)!r} cannot be used here: {reason}") from None
-    # 4. Layers.
-    selectors: Any = None if layers is None else (layers,) if isinstance(layers, (str, int)) else layers
-    if selectors is not None:
-        if not isinstance(selectors, Iterable):
-            raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
-        selectors = tuple(selectors)
-        for selector in selectors:
-            if not isinstance(selector, str) and not (type(selector) is int and selector >= 0):
-                raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {selector!r}")
-        if not selectors:
-            raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
-    return WatchOptions(LayerFilter(selectors), measured, patterns, frozenset(kept), device, words, numbered)
+def _read_measures(measures: object, size: int, top: int) -> tuple[MeasureOptions, bool]:
+    """What to measure, and whether patterns are among the names."""
+    if measures is None:
+        return read_measures(None, size, top), True
+    known = (*NAMES, "patterns")
+    if not isinstance(measures, Iterable):
+        raise TypeError(f"measures must be names such as {', '.join(known)}; got {type(measures).__name__}")
+    names = [measures] if isinstance(measures, str) else list(measures)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(known)}")
+    own = [name for name in names if name != "patterns"]
+    if "patterns" in names:
+        own += ["entropy", "received"]  # patterns are read from these
+    return read_measures(own, size, top), "patterns" in names
 
 
-def _read_words(tokens: object) -> list[list[str]] | None:
+def _read_tokens(tokens: object) -> tuple[list[list[str]] | None, KeyTokens]:
+    """The tokens as words, and as numbers that are equal for equal words."""
     if tokens is None:
-        return None
+        return None, KeyTokens()
+    # 1. Words.
     if isinstance(tokens, (Tensor, np.ndarray)):
         tokens = tokens.tolist()
     wrong = "tokens must be words or token numbers: a list of them, or a list per batch row"
@@ -243,7 +214,57 @@ def _read_words(tokens: object) -> list[list[str]] | None:
         other = [t for t in row if not isinstance(t, (str, int))]
         if other:
             raise TypeError(f"{wrong}; got a list that holds {other[0]!r}")
-    return [[str(t) for t in row] for row in rows]
+    words = [[str(t) for t in row] for row in rows]
+    # 2. Numbers.
+    if len({len(row) for row in words}) > 1:
+        return words, KeyTokens()
+    number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
+    ids = torch.tensor([[number[w] for w in row] for row in words])
+    marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
+    return words, KeyTokens(ids, marks if bool(marks.any()) else None)
+
+
+def _read_keep(keep: object, gradients: object) -> frozenset[str]:
+    kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
+    if not isinstance(kept, Iterable):
+        raise TypeError(f"{KEPT}; got {type(keep).__name__}")
+    kept = list(kept)
+    if unknown := [name for name in kept if name not in KEEP]:
+        raise ValueError(f"{KEPT}; got {unknown[0]!r}")
+    if not isinstance(gradients, bool):
+        raise TypeError(f"gradients must be True or False, got {type(gradients).__name__}")
+    if gradients and not {"qk", "v"} <= set(kept):
+        raise ValueError(
+            "gradients=True needs the weights and values too: watch(model, keep=['qk', 'v'], gradients=True)"
+        )
+    return frozenset(kept)
+
+
+def _read_device(device: object) -> torch.device | None:
+    if device is None:
+        return None
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:  # as torch raises for a missing one
+        reason = str(problem).splitlines()[0]
+        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}") from None
+
+
+def _read_layers(layers: object) -> LayerFilter:
+    if layers is None:
+        return LayerFilter()
+    selectors: Any = (layers,) if isinstance(layers, (str, int)) else layers
+    if not isinstance(selectors, Iterable):
+        raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
+    selectors = tuple(selectors)
+    for selector in selectors:
+        if not isinstance(selector, str) and not (type(selector) is int and selector >= 0):
+            raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {selector!r}")
+    if not selectors:
+        raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
+    return LayerFilter(selectors)
 
 
 # ------------------------------------------------------------------------------------------------------- while it runs
@@ -263,14 +284,12 @@ if hasattr(os, "register_at_fork"):
 class WatchContext:
     """What `watch` returns: enter it with `with`, once; it gives a `Capture` that fills while the model runs."""
 
-    def __init__(
-        self, model: nn.Module, options: WatchOptions, layouts: object = None, gradients: bool = False
-    ) -> None:
-        self.model, self.options, self.layouts = model, options, layouts
+    def __init__(self, model: nn.Module, options: WatchOptions) -> None:
+        self.model, self.options = model, options
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, options.words)
         self._taps = Taps(model, _weakly(self._record), _weakly(self._returned))
-        self._interceptor = Interceptor(model, _weakly(self._intercepted), reads=True) if gradients else None
+        self._interceptor = Interceptor(model, _weakly(self._intercepted), reads=True) if options.gradients else None
         self._awaited = local()  # in each thread, a call that was intercepted and is about to be reported
         self._runs, self._store = RunTracker(), CallStore(options.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
@@ -325,9 +344,9 @@ class WatchContext:
                 "not fit",
                 stacklevel=2,
             )
-        if self.layouts is not None and self.capture.names:
+        if self.options.layouts is not None and self.capture.names:
             try:
-                self.capture.layouts = self.layouts  # only now it is known what they have to fit
+                self.capture.layouts = self.options.layouts  # only now it is known what they have to fit
             except ValueError as problem:
                 warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=2)
 

@@ -16,7 +16,6 @@ from torch import nn
 
 import regard
 from regard import masks, positions
-from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
 from regard.lens.facts import Facts, RowCount
 from regard.lens.files import container, records
@@ -26,6 +25,7 @@ from regard.lens.files.saving import make_overview
 from regard.lens.measures.measures import NAMES
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.step_links import StepLink
 from regard.lens.view import PER_QUERY, KnownVisibility, View
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.lens.assembly import AssembledValues, CallStore, StepLink
+from regard.lens.assembly import AssembledValues, CallStore
+from regard.lens.step_links import StepLink
 from regard.lens.values import StoredValues, find_projection
 
 B, H, HKV, NQ, NK, D, DV, WIDE = 2, 6, 3, 5, 7, 4, 3, 11

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.files import Refusal, atomic_file, check_file, parsed
-from regard.safetensors_file import CODES, MAX_HEADER, TensorFile, TensorFileError, check_tensor
+from regard.safetensors_file import MAX_HEADER, TensorFile, TensorFileError, check_tensor, header_entries, raw_bytes
 
 VERSION = 1
 """The format this file writes and reads."""
@@ -88,16 +88,10 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     # 1. The text, with zeros for the checksums. Written here, because safetensors shuffles the metadata.
     for name, tensor in tensors.items():
         check_tensor(name, tensor)
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # wide ones first, so all are aligned
+    tensor_entries = header_entries(tensors)
     values = ["regard capture", str(VERSION), ZEROS, ZEROS, _json(header, sort_keys=True)]
-    entries: dict[str, Any] = {"__metadata__": dict(zip(METADATA, values, strict=True))}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.itemsize * tensor.numel()
-        entries[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     try:
-        text = _json(entries).encode()
+        text = _json({"__metadata__": dict(zip(METADATA, values, strict=True)), **tensor_entries}).encode()
     except UnicodeEncodeError as error:
         advice = "text.encode('utf-8', 'replace').decode() puts a question mark there"
         lone = error.object[error.start]
@@ -113,9 +107,8 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     with atomic_file(path, "the capture") as file:
         file.write(length + sealed)
         checksum = _checksum()
-        for name in names:  # one at a time: they may come from a GPU
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+        for name in tensor_entries:  # one at a time: they may come from a GPU
+            raw = raw_bytes(tensors[name])
             checksum.update(raw)
             file.write(raw)
         assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the text has zeros in place of the checksums"
@@ -230,9 +223,7 @@ class Outgoing:
             by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
             order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
             laid_out = held.permute(order)
-            flat = laid_out.cpu().contiguous().reshape(-1)
-            raw: bytes | memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-            content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw).digest())
+            content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw_bytes(laid_out)).digest())
             if content not in self._by_content:
                 self._by_content[content], self.tensors[name] = name, laid_out
                 if memory is not None:  # the memory stays ours, and so does its address

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.assembly import StepLink
 from regard.lens.facts import Causality, Facts, RowCount
 from regard.lens.files.container import (
     Axis,
@@ -32,6 +31,7 @@ from regard.lens.files.container import (
 )
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.step_links import StepLink
 from regard.lens.values import OutputProjection, StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.lens.visibility import BiasKind, Side, dense_cells

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.lens.assembly import matrix_marks
+from regard.lens.step_links import matrix_marks
 from regard.lens.taps.calls import (
     HERE,
     Caller,
