@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor import SAID, format_calls
+from regard.lens.findings import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
 from regard.lens.validity import index_among

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from regard.lens import facts
 from regard.lens.assembly import CallStore, copied
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import EditNotes
+from regard.lens.findings import merge_paths
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.overlays import read_layouts
+from regard.lens.placement import read_layouts
 from regard.lens.step_links import RunTracker, StepLink, key_marks
 from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps

@@ -23,6 +23,7 @@ from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.facts import read_weights
 from regard.lens.step_links import RunTracker, key_marks
+from regard.lens.taps.applied_weights import same_numbers
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -41,7 +42,6 @@ from regard.lens.taps.calls import (
     trusted_lse,
 )
 from regard.lens.taps.installation import Taps
-from regard.lens.taps.softmax import same_numbers
 from regard.lens.visibility import summarise_mask
 from regard.masks import causal
 from regard.masks.rules import four_axes
