@@ -134,10 +134,11 @@ class Taps:
         on_function: called with each call of FlexAttention, whose result it may replace.
 
     Attributes:
+        watch: what calls are reported to, while they are installed.
         errors: (path, exception) of what went wrong in reporting, which the model never sees.
     """
 
-    _watch: WatchedModel | None = None  # while they are installed
+    watch: WatchedModel | None = None
     _finalizer: finalize[[WatchedModel], Taps] | None = None
 
     def __init__(
@@ -151,11 +152,6 @@ class Taps:
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
-
-    @property
-    def watch(self) -> WatchedModel | None:
-        """What calls are reported to, while they are installed."""
-        return self._watch
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -173,10 +169,10 @@ class Taps:
         return list(self._chained)
 
     def __enter__(self) -> Taps:
-        if self._watch is not None:
+        if self.watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
         try:
-            self._watch = WatchedModel(
+            self.watch = WatchedModel(
                 self.model,
                 self.on_call,
                 self.on_beams,
@@ -186,9 +182,9 @@ class Taps:
                 chained=self._chained,
             )
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
-            self._finalizer = finalize(self, _release, self._watch)
+            self._finalizer = finalize(self, _release, self.watch)
             with _LOCK:
-                add_watch(self._watch)
+                add_watch(self.watch)
                 _install(self.model)
             return self
         except BaseException:
@@ -198,7 +194,7 @@ class Taps:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._watch is None:
+        if self.watch is None:
             raise RuntimeError("these Taps are not installed: enter them first, by `with Taps(…)`, and leave them once")
         self.close()
 
@@ -212,11 +208,11 @@ class Taps:
 
     def _close(self) -> None:
         with _LOCK:
-            if self._watch is not None:
-                _release(self._watch)
+            if self.watch is not None:
+                _release(self.watch)
                 if self._finalizer is not None:
                     self._finalizer.detach()
-                self._watch = None
+                self.watch = None
 
 
 # ------------------------------------------------------------------------------------------------- install and remove

@@ -123,14 +123,12 @@ class Interceptor:
         self._runs, self._counts, self._queries = RunTracker(), dict[str, int](), dict[str, int]()
         self._lock = RLock()
         self._taps = Taps(model, self._observed, on_function=self._on_function)
-        self._watch: WatchedModel | None = None
 
     def __enter__(self) -> Interceptor:
         self._taps.__enter__()
         try:
-            self._watch = self._taps.watch
-            assert self._watch is not None
-            _add(self._watch, self)
+            assert self._taps.watch is not None
+            _add(self._taps.watch, self)
         except BaseException:
             self._taps.close()
             raise
@@ -139,8 +137,8 @@ class Interceptor:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._watch is not None:
-            _remove(self._watch)
+        if self._taps.watch is not None:
+            _remove(self._taps.watch)
         self._taps.close()
         self._runs.close()
         for name in self.names:
