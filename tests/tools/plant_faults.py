@@ -178,7 +178,6 @@ FAULTS = [
     ),
     Fault(
         "weakest links first",
-        "session/heads.py",
         "session/ranking.py",
         "key=lambda one: (-one[0], one[1]))\n    return [link",
         "key=lambda one: (one[0], one[1]))\n    return [link",
