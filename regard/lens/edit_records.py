@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.lens.files.container import ContentError, is_list_of
+from regard.lens.files.container import LARGEST, ContentError, is_list_of
 from regard.lens.files.container import fields as json_fields
 from regard.locale import Lang, translate
 from regard.safetensors_file import raw_bytes
@@ -23,7 +23,6 @@ from regard.safetensors_file import raw_bytes
 LONGEST = 1000  # letters of a text, such as the repr of a mask
 MOST_POSITIONS = 1 << 20  # in one list
 FARTHEST = 1 << 63  # of a position
-LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 METRICS = ("vector of token {token}", "vector of “{token}”", "logit {a} − logit {b}", "log p({token})", "KL")
 TENSOR = {"shape": list, "dtype": str, "norm": float | int | None, "sha256": str}
 EDIT = {"function": str, "values": list, "calls": int}

@@ -40,6 +40,9 @@ Reference = str | dict[str, Any]
 """How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
 "order", the order of its axes in the file; "first", how many of axis 2 are meant."""
 
+REFERENCE: Any = str | dict | None  # what `fields` takes for one, or for none
+LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
+
 Axis = int | tuple[int, ...] | None
 """Allowed sizes of a tensor's axis: one size, one of several, or any."""
 
