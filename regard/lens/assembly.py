@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
+from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
-from regard.lens.step_links import Rows, Sizes, StepLink, rows_of
+from regard.lens.step_links import Rows, StepLink, rows_of
 from regard.lens.values import StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 from regard.masks import DenseMask

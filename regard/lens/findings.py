@@ -104,8 +104,13 @@ WHY = {
     "overflow": "the scores or the sum overflow: compute in bfloat16 or float32, or look for very large q and k",
 }
 
-NAMES = ("self", "cross", "none", "all visible", "all so far", "no", "one query", *get_args(BiasKind))
-TERMS = {name: name for name in NAMES} | {"flag": "by the flag", "in mask": "by the mask", "both": "by both"}
+TERMS = {
+    **{name: name for name in ("self", "cross", "none", "all visible", "all so far", "no", "one query")},
+    **{kind: kind for kind in get_args(BiasKind)},
+    "flag": "by the flag",
+    "in mask": "by the mask",
+    "both": "by both",
+}
 SAID: dict[Lang, dict[str, str]] = {
     lang: {code: translate(text, lang) for code, text in TERMS.items()} for lang in get_args(Lang)
 }

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regard.layouts import Layout, Sides
-
-Sizes = tuple[int, int, int, int]
+from regard.lens.measures.measures import Sizes
 
 LayoutsByPath = dict[str | None, tuple[Sides, ...]]
 """Layouts by path, or under None those for all paths."""

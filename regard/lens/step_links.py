@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Sizes = tuple[int, int, int, int]
+from regard.lens.measures.measures import Sizes
 
 Batches = tuple[int, int]
 """Batch rows of the call before, and of this one: beam search reads a prompt once and goes on with several beams."""

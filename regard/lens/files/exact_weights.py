@@ -23,6 +23,7 @@ from regard.lens.files.container import (
     is_list_of,
     pack_bits,
 )
+from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
@@ -30,8 +31,6 @@ from regard.masks.biases import Bias, DenseBias
 from regard.masks.patterns import NO_LIMIT
 from regard.masks.rules import Rule, indices
 from regard.positions import Relative
-
-Sizes = tuple[int, int, int, int]
 
 FARTHEST = 1 << 40  # of a position; torch counts in 64 bits
 MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits

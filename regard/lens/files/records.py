@@ -29,7 +29,8 @@ from regard.lens.files.container import (
     fields,
     is_list_of,
 )
-from regard.lens.files.exact_weights import FARTHEST, Sizes, once, pack_weights, unpack_weights
+from regard.lens.files.exact_weights import FARTHEST, once, pack_weights, unpack_weights
+from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.step_links import StepLink

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -313,26 +312,17 @@ _holding: set[str] = set()  # names of the Python modules in which a function wa
 _searched: dict[str, tuple[int, ...] | None] = {}  # `_state` when every name was known, "free" and "bound"
 
 
-class _Binding(threading.local):
-    """Whether taps that this thread installs bind names."""
-
-    on: bool = True
-
-
-_BINDING = _Binding()
-
-
 @contextmanager
 def names_left_alone() -> Iterator[None]:
     """Taps that this thread installs meanwhile bind no names, which is most of the time that installing takes.
 
     For a model that is known to call none of these functions.
     """
-    before, _BINDING.on = _BINDING.on, False
+    before, HERE.binds = HERE.binds, False
     try:
         yield
     finally:
-        _BINDING.on = before
+        HERE.binds = before
 
 
 def bind(model: nn.Module) -> None:
@@ -341,7 +331,7 @@ def bind(model: nn.Module) -> None:
     Looking through every loaded module takes tens of milliseconds. It is done again only if the functions have got
     other references since; the model, its classes, their modules and __main__ are looked through each time.
     """
-    if not _BINDING.on:
+    if not HERE.binds:
         return
     now = "bound" if _bound else "free"
     state = _state()
