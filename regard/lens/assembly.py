@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 from regard.backends.call import Call
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
+from regard.lens.placement import UNPLACED
 from regard.lens.step_links import Rows, StepLink, rows_of
 from regard.lens.values import StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
@@ -88,33 +90,29 @@ class AssembledWeights:
         return found
 
 
-class AssembledValues(StoredValues):
-    """The values of several calls as those of the run: each position from the latest call that has it."""
+def values_of_run(parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor:
+    """The values of several calls as those of the run, (B, Hkv, Nk, Dv): each position from the latest that has it.
 
-    def __init__(self, parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> None:
-        self._parts, self._first, self._rows, self._nk = tuple(parts), tuple(first), tuple(rows), nk
-
-    @property
-    def tensor(self) -> Tensor:
-        """(B, Hkv, Nk, Dv); 0 where a sequence had ended."""
-        last, moved = self._parts[-1].tensor, self._rows[-1]
-        if last.shape[2] == self._nk and moved is None:
-            return last
-        batch = last.shape[0] if moved is None else len(moved)
-        heads = max(part.tensor.shape[1] for part in self._parts)  # some calls of a run may repeat shared heads
-        values = last.new_zeros(batch, heads, self._nk, last.shape[3])
-        missing = torch.ones(batch, self._nk, dtype=torch.bool, device=last.device)
-        for n in reversed(range(len(self._parts))):
-            if not bool(missing.any()):
-                break
-            v, first, rows = self._parts[n].tensor, self._first[n], self._rows[n]
-            here = slice(first, first + v.shape[2])
-            there = torch.tensor([rows is None or rows[b] >= 0 for b in range(batch)], device=last.device)
-            wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
-            own = _batch(v, rows).to(last.device).expand(batch, -1, -1, -1).repeat_interleave(heads // v.shape[1], 1)
-            values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
-            missing[:, here] &= ~wanted
-        return values
+    0 where a sequence had ended.
+    """
+    last, moved = parts[-1].tensor, rows[-1]
+    if last.shape[2] == nk and moved is None:
+        return last
+    batch = last.shape[0] if moved is None else len(moved)
+    heads = max(part.tensor.shape[1] for part in parts)  # some calls of a run may repeat shared heads
+    values = last.new_zeros(batch, heads, nk, last.shape[3])
+    missing = torch.ones(batch, nk, dtype=torch.bool, device=last.device)
+    for part, begin, of in zip(reversed(parts), reversed(first), reversed(rows), strict=True):
+        if not bool(missing.any()):
+            break
+        v = part.tensor
+        here = slice(begin, begin + v.shape[2])
+        there = torch.tensor([of is None or of[b] >= 0 for b in range(batch)], device=last.device)
+        wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
+        own = _batch(v, of).to(last.device).expand(batch, -1, -1, -1).repeat_interleave(heads // v.shape[1], 1)
+        values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
+        missing[:, here] &= ~wanted
+    return values
 
 
 def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
@@ -144,21 +142,19 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
         and last.sizes[3] == nk
         and (rows[-1] is None or (last.tokens.ids is not None and len(last.tokens.ids) == 1))
     )
-    return View(
+    read = partial(values_of_run, values, first, rows, nk)
+    return replace(
+        views[0],
         sizes=(batch, heads, nq, nk),
         held=_held(views, first, rows, nk),
         given_output=_together(outputs, rows) if len(outputs) == len(views) and outputs[0].ndim == 4 else None,
         weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
-        kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if labelled else KeyTokens(),
-        size=views[0].size,
-        links=views[0].links,
-        engine=views[0].engine,
+        placed=UNPLACED,
         edited=any(v.edited for v in views),
         overview=any(v.overview for v in views),
-        kept_values=AssembledValues(values, first, rows, nk) if len(values) == len(views) else None,
-        without_values=last.without_values,
+        kept_values=StoredValues(read) if len(values) == len(views) else None,
         projection=last.projection,
         output_gradient=_together(gradients, rows) if len(gradients) == len(views) else None,
     )
@@ -231,6 +227,10 @@ class _Growing:
 
     tensor: Tensor
 
+    def beginning(self, count: int) -> Tensor:
+        """Those of the step that had this many."""
+        return self.tensor[:, :, :count]
+
 
 class StepWeights(ComputedWeights):
     """The weights of one step, from keys that it shares with the steps after it."""
@@ -242,23 +242,11 @@ class StepWeights(ComputedWeights):
     @property
     def call(self) -> Call:
         """The call with its own keys: the first of those that are kept."""
-        return replace(self._call, k=self._keys.tensor[:, :, : self._call.sizes[3]])
+        return replace(self._call, k=self._keys.beginning(self._call.sizes[3]))
 
     @call.setter
     def call(self, call: Call) -> None:
         self._call = replace(call, k=call.k[:, :, :0])
-
-
-class StepValues(StoredValues):
-    """The values of one step: the first of those that it shares with the steps after it."""
-
-    def __init__(self, values: _Growing, count: int) -> None:
-        self._values, self._count = values, count
-
-    @property
-    def tensor(self) -> Tensor:
-        """(B, Hkv, Nk, Dv)."""
-        return self._values.tensor[:, :, : self._count]
 
 
 class CallStore:
@@ -289,7 +277,8 @@ class CallStore:
 
     def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
         """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""
-        return StepValues(self._shared(path, "v", copied(v, self.device), link, rest_hidden), v.shape[2])
+        shared = self._shared(path, "v", copied(v, self.device), link, rest_hidden)
+        return StoredValues(partial(shared.beginning, v.shape[2]))
 
     def _shared(self, path: str, name: str, x: Tensor, link: StepLink, rest_hidden: bool) -> _Growing:
         """The tensor that this step shares with those before it, which now is x."""

@@ -6,7 +6,7 @@ With W_h (Dv, d_model) the rows of the output projection that belong to head h, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,15 @@ LISTED = 10  # strongest tokens that a result prints
 
 
 class StoredValues:
-    """The values of a call, (B, Hkv, Nk, Dv)."""
+    """The values of a call: a tensor, or what reads it from one that calls share."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor.detach()
+    def __init__(self, source: Tensor | Callable[[], Tensor]) -> None:
+        self._source = source.detach() if isinstance(source, Tensor) else source
 
     @property
     def tensor(self) -> Tensor:
         """(B, Hkv, Nk, Dv)."""
-        return self._tensor
+        return self._source if isinstance(self._source, Tensor) else self._source()
 
 
 # ---------------------------------------------------------------------------------------------------- output projection

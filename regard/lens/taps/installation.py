@@ -148,10 +148,12 @@ class Taps:
         on_beams: BeamObserver | None = None,
         on_function: FunctionEditor | None = None,
     ) -> None:
-        self.model, self.on_call, self.on_beams, self.on_function = model, on_call, on_beams, on_function
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._begin = partial(
+            WatchedModel, model, on_call, on_beams, on_function, self.errors, self._unconfirmed, self._chained
+        )
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -172,20 +174,12 @@ class Taps:
         if self.watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
         try:
-            self.watch = WatchedModel(
-                self.model,
-                self.on_call,
-                self.on_beams,
-                self.on_function,
-                errors=self.errors,
-                unconfirmed=self._unconfirmed,
-                chained=self._chained,
-            )
+            self.watch = self._begin()
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
             self._finalizer = finalize(self, _release, self.watch)
             with _LOCK:
                 add_watch(self.watch)
-                _install(self.model)
+                _install(self.watch.model)
             return self
         except BaseException:
             self.close()

@@ -63,13 +63,13 @@ class InterceptedCall:
     """
 
     path: str
-    number: int  # in the order of first calls, as in a capture
     kind: Kind
     source: Source
     output: Tensor  # (B, H, Nq, Dv)
-    first_query: int  # position in the sequence of query 0, and of key 0: more than 0 in a step of a generation
-    first_key: int
     call: Call | None = None
+    number: int = -1  # in the order of first calls, as in a capture
+    first_query: int = 0  # position in the sequence of query 0, and of key 0: more than 0 in a step of a generation
+    first_key: int = 0
     weights: Tensor | None = None  # (B, H, Nq, Nk), without a sink's column
     scores: Tensor | None = None  # (B, H, Nq, Nk), with a sink's column last; detached
     values: Tensor | None = None  # (B, H, Nk, Dv)
@@ -185,7 +185,7 @@ class Interceptor:
 
     def on_kernel(self, caller: Caller, source: Source, call: Call, output: Tensor) -> tuple[Call, Tensor] | None:
         """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
-        intercepted = InterceptedCall(caller.path, -1, caller.kind, source, output, 0, 0, call=call)
+        intercepted = InterceptedCall(caller.path, caller.kind, source, output, call)
         changed = self.hand_over(intercepted, key_marks(call.k, call.sizes[1]))
         return None if changed is None else (changed[0] or call, changed[1])
 
@@ -211,7 +211,7 @@ class Interceptor:
             self.reasons[path] = f"{ORDER}, or it has dropout (model.eval() turns it off)"
             return None
         intercepted = InterceptedCall(
-            path, -1, observed.kind, "softmax", out.view(batch, heads, nq, -1), 0, 0,
+            path, observed.kind, "softmax", out.view(batch, heads, nq, -1),
             weights=applied, scores=observed.scores, values=right.reshape(batch, heads, nk, -1),
         )  # fmt: skip
         changed = self.hand_over(intercepted, observed.marks)
