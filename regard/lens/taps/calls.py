@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from regard.lens.measures.weights import ComputedWeights
 from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
-from regard.masks.rules import indices, part_of
+from regard.masks.rules import four_axes, indices, part_of
 from regard.nn.attention import ContextKeys
 from regard.op import BeamObserver, attention
 
@@ -165,6 +165,33 @@ def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     some_hidden, some_added = torch.stack([~visible.all(), ((cells != 0) & visible).any()]).tolist()
     added = cells if not some_hidden else torch.where(visible, cells, 0.0)
     return visible if some_hidden else None, added if some_added else None
+
+
+def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
+    """Whether heads of one query stand in q (B, H, Nq, D) as if they were queries of one head.
+
+    From 5.23 on, transformers gives SDPA a step of a generation as (B, Hkv, H / Hkv, D), so that the keys that heads
+    share are not repeated. It is known by the module, which is given one position and says how many heads share keys.
+    """
+    return q.ndim == k.ndim == 4 and any(
+        1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
+        and q.shape[1] == k.shape[1]
+        and caller.given[:2] == (q.shape[0], 1)
+        for caller in callers
+    )
+
+
+def unpack_heads(x: Tensor) -> Tensor:
+    """(B, Hkv, heads of one query, …) → (B, H, 1, …)."""
+    return x.flatten(1, 2).unsqueeze(2)
+
+
+def unpack_cells(cells: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask of a call whose q has packed heads, for the heads unpacked."""
+    cells = None if cells is None else dense_cells(four_axes(cells))
+    if cells is None or cells.shape[1:3].numel() == 1:
+        return cells  # all heads have one mask
+    return unpack_heads(cells.expand(-1, *q.shape[1:3], -1))
 
 
 def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:
