@@ -1069,7 +1069,8 @@ def test_answers_are_sent_at_once():
         server.close()
 
     with serve._listen("127.0.0.1", 0) as listening:
-        asyncio.run(connect(listening))
+        with ThreadPoolExecutor(1) as thread:  # in this one Playwright's loop may run
+            thread.submit(asyncio.run, connect(listening)).result()
     assert len(found) == 1
     assert found[0] != 0
 
