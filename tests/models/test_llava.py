@@ -62,9 +62,10 @@ def both_towers(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     """What transformers makes, and what stood after each block of its tower of pictures, which it keeps to itself."""
     seen = []
     tower = getattr(model, "model", model).vision_tower
-    hooks = [  # from 5.23 on it asks its tower for those blocks alone that the text reads
+    # From 5.23 on, transformers asks its tower for the layers alone that it projects.
+    hooks = [
         tower.register_forward_pre_hook(
-            lambda module, args, options: (args, options | {"output_hidden_states": True}), with_kwargs=True
+            lambda module, args, given: (args, given | {"output_hidden_states": True}), with_kwargs=True
         ),
         tower.register_forward_hook(lambda module, args, made: seen.append(made.hidden_states)),
     ]
