@@ -354,7 +354,7 @@ def test_python_runs_the_package_as_the_command_line():
 
     said = run("--version")
     assert (said.returncode, said.stdout, said.stderr) == (0, f"regard {regard.__version__}\n", "")
-    refused = run("mask", "no_such_mask()")
+    refused = run("cost", "--n", "0", "--d-model", "8")
     assert refused.returncode == 2
     assert refused.stderr.startswith("regard: ")
 
