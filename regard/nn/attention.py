@@ -91,12 +91,18 @@ class MultiHeadAttention(HeadProjections):
         d_model: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         d_context: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        fused: bool = False,
         position: Rotary | ScorePosition | None = None,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
         dropout: float = 0.0,
+        scale: float | None = None,
         softcap: float | None = None,
         backend: str = "auto",
-        **options: Unpack[HeadOptions],
     ) -> None:
         makes_bias = not isinstance(position, type) and callable(getattr(position, "bias", None))
         if not (position is None or isinstance(position, Rotary) or makes_bias):
@@ -104,7 +110,10 @@ class MultiHeadAttention(HeadProjections):
                 "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
                 f"got {type(position).__name__}"
             )
-        super().__init__(d_model, num_heads, position=position, d_context=d_context, **options)
+        super().__init__(
+            d_model, num_heads, position=position, d_context=d_context, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            bias=bias, out_bias=out_bias, fused=fused, head_norms=head_norms, scale=scale,
+        )  # fmt: skip
         check_weights(dropout, backend)
         self.local_heads = range(num_heads)
         self.softcap, self.dropout, self.backend = softcap, dropout, backend
@@ -572,8 +581,6 @@ class FixedCache:
 
 
 KeyValueCache = GrowingCache | FixedCache
-
-
 """The caches of `MultiHeadAttention`."""
 
 
