@@ -366,6 +366,8 @@ def test_wrong_option_is_told_in_one_line(capsys, options, message):
 def test_options_of_compare_alone_are_refused(capsys):
     assert main([part for part in COMMAND if part != "--compare"] + ["--slots", "4", "--measure"]) == 2
     assert re.search(r"--measure.*--slots.*--compare", capsys.readouterr().err)
+    assert main([part for part in COMMAND if part != "--compare"] + ["--slots", "0"]) == 2
+    assert re.search(r"--slots.*--compare", capsys.readouterr().err)
 
 
 def test_interrupt_while_measuring_ends_quietly_and_leaves_no_figure(capsys, monkeypatch, tmp_path):
