@@ -308,13 +308,12 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
 
 def _subject(session: Session, options: LookOptions, said: dict[str, Any]) -> str:
     """The title of a figure: model, layer and head, and the text."""
-    place = ""
+    place = [session.model_name]
     if options.layer is not None:
-        values = {"layer": said["layers"][0]["index"], "head": options.head}
-        text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
-        place = f", {translate(text, options.lang, **values)}"
+        place.append(translate("layer {layer}", options.lang, layer=said["layers"][0]["index"]))
+        place += [] if options.head is None else [translate("head {head}", options.lang, head=options.head)]
     words = " ".join((session.text or "").split())
-    return f"{session.name}{place}{': ' * bool(words)}{words}"
+    return f"{', '.join(place)}{': ' * bool(words)}{words}"
 
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:

@@ -94,6 +94,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
         raise LookupError("no layer of this session looks at an image")
     seen = session.layers[index]
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
+    view = replace(view, placed=replace(view.placed, model=session.model_name, layer=index))
     token = None if at is not None else _find_token(seen, options.token)
     overlay = view.overlay(token=token, at=at, head=options.head)
 

@@ -58,6 +58,14 @@ class TokenPlacement:
     sides: tuple[Sides, ...] = ()  # one for all batch entries, or one each; empty if unknown or if they do not fit
     words: Sequence[Sequence[str]] | None = None  # a row for each batch entry, or one for all
     lacking: str = f"it is not known where the tokens of this attention lie: {HOW}"  # the reason for empty sides
+    model: str = ""  # its name
+    layer: int | None = None  # the module's number in its capture
+
+    def name(self, lang: Lang, head: int | None = None) -> str:
+        """Model, layer and head, as far as they are known."""
+        layer = "" if self.layer is None else translate("layer {layer}", lang, layer=self.layer)
+        which = "" if head is None else translate("head {head}", lang, head=head)
+        return ", ".join(part for part in (self.model, layer, which) if part)
 
     @property
     def windows(self) -> int:
@@ -383,8 +391,7 @@ class Overlay:
         check_lang(lang)
         total = {"quantity": translate(self.quantity, lang), "sums": self._sums(lang)}
         return overlay(
-            *(self.boxes, self.mass, self.image_size),
-            image=self.image,
+            *(self.boxes, self.mass, self.image_size if self.image is None else self.image),
             asked=None if self.asked is None or beyond(self.asked, self.image_size) else self.asked,
             note=translate("{quantity} in all: {sums}", lang, **total),
             title=self.titles[lang],
@@ -496,7 +503,7 @@ def make_overlay(
         if head is None and count > 1:
             whose = translate("mean of {count} heads", lang, count=count)
         looks = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
-        return f"{placed.path}, {looks}" if placed.path else looks
+        return ", ".join(part for part in (placed.name(lang), looks) if part)
 
     number = None if chosen is None else asker.number(chosen)
     return Overlay(
