@@ -20,6 +20,7 @@ from regard.lens.patterns import CALLED, Patterns, label, label_rest
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
+from regard.viz.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +72,8 @@ def view_figure(
             title += translate(", the first {shown} of {heads} heads", lang, shown=MOST_HEADS, heads=heads)
         subject = subject or view.placed.name(lang)
         title = f"{subject} ({title})" if subject else title
-        return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark, lang=lang)
+        words = None if labels is None else [piece.text for piece in readable(labels)]
+        return figures.heatmap(cells[:MOST_HEADS], words, title=title, dark=dark, lang=lang)
     marginals: dict[str, Tensor | None] = {"received": None, "entropy": None}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)

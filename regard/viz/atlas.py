@@ -236,7 +236,8 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     if len(set(names)) < 2:
         return list(names)
-    paths = [name.split(".") for name in names]
+    calls = all(", call " in name for name in names)  # of one module that runs several times
+    paths = [(name.replace(", call ", ".") if calls else name).split(".") for name in names]
     spare = min(map(len, paths)) - 1  # at least one part of every path stays
     head = _shared(paths, spare)
     tail = _shared([path[::-1] for path in paths], spare - head)

@@ -164,7 +164,7 @@ def map_with_marginals(
     if hidden:
         share = (across.edges[hidden] - across.first) / across.count
         sheet.hatch(x, y - above, (high + above, wide * float(share)))
-    _mark(axes, down, across, style.theme)
+    _mark(sheet.canvas(x, y, inches), down, across, style.theme)  # over the hatching
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y - above, top, side_by_side=True)
     sheet.captions(x - 0.08, y - above - 0.31, captions)
@@ -299,6 +299,7 @@ def _mark(axes: Axes, down: _Side, across: _Side, theme: Theme) -> None:
     """Frames around the row of cells that the marked query is in, and, dashed, around the column of the marked key."""
     from matplotlib.patches import Rectangle
 
+    axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
     for side, colour, line in ((across, theme.key, (0, (3, 2))), (down, theme.query, "solid")):
         if side.marked is not None:
             (left, right), (top, bottom) = (s.span if s is side else s.edges[[0, -1]] for s in (across, down))

@@ -196,7 +196,7 @@ def cell_signs(values: Array, scale: Scale, inches: Pair, force: bool | None) ->
         return None
     if sign_size({"0.00"}, values.shape, inches) >= 3:  # before millions of numbers are written
         signs = np.array([[scale.sign(value) for value in row] for row in values.tolist()], dtype=object)
-        if sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 5):
+        if sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 6):
             return signs
     if force:
         raise ValueError(f"values=True: numbers in {values.shape[0]} × {values.shape[1]} cells are too small to read")

@@ -220,6 +220,8 @@ def test_squares_are_square_and_the_figure_fits_a_page(shape):
         (["a.attn", "a.attn"], ["a.attn", "a.attn"]),
         (["a.0.self"], ["a.0.self"]),
         (["0", "1"], ["0", "1"]),
+        (["a.attn, call 0", "a.attn, call 1"], ["0", "1"]),
+        (["a.attn, call 0", "b.attn"], ["a.attn, call 0", "b.attn"]),
     ],
 )
 def test_module_paths_lose_what_all_of_them_share(names, short):
@@ -1116,7 +1118,7 @@ def frames(figure, colour):
     """The marks around rows or columns of a map: left, top, right, bottom in positions."""
     from matplotlib.patches import Rectangle
 
-    marks = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    marks = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle)]
     marks = [mark for mark in marks if mark.get_edgecolor()[:3] == pytest.approx(to_rgb(colour))]
     return [(*mark.get_xy(), mark.get_x() + mark.get_width(), mark.get_y() + mark.get_height()) for mark in marks]
 
