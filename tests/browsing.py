@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 import warnings
@@ -28,11 +29,39 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 60  # seconds that a page on a busy machine may take; on others nobody waits for so long
 
 
+class CachedFiles:
+    """ASGI middleware by which the browser keeps scripts and styles: most of the work of opening a page is theirs."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                others = [(name, value) for name, value in message["headers"] if name != b"cache-control"]
+                message = message | {"headers": [*others, (b"cache-control", b"max-age=86400")]}
+            await send(message)
+
+        await self.app(scope, receive, sent if scope.get("path", "").startswith("/page/") else send)
+
+
+# Ports of servers that have ended. What a browser keeps belongs to a port, so the next server takes the same.
+FREE_PORTS: list[int] = []
+
+
+def listening_socket() -> socket.socket:
+    while FREE_PORTS:
+        with suppress(OSError):  # taken by another program in the meantime
+            return _listen("127.0.0.1", FREE_PORTS.pop())
+    return _listen("127.0.0.1", 0)
+
+
 @contextmanager
-def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> Iterator[str]:
+def serving(sessions: Sequence[Session], models: ModelShelf | None = None, *, cached: bool = True) -> Iterator[str]:
     """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address.
 
-    Its token is TOKEN, which a page of `opened` sends with every request.
+    Its token is TOKEN, which a page of `opened` sends with every request. cached: the browser keeps scripts and styles,
+    which the server itself forbids.
     """
     pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
     pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'regard[explorer]'")
@@ -41,10 +70,11 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
 
     for session in sessions:
         _ = session.numbers  # a capture is ready once its heads are known
-    with _listen("127.0.0.1", 0) as listening:
+    with listening_socket() as listening:
         port = listening.getsockname()[1]
         shelf = ModelShelf(demo=False) if models is None else models
-        server = http_server(app(sessions, shelf, port=port, token=TOKEN))
+        explorer = app(sessions, shelf, port=port, token=TOKEN)
+        server = http_server(CachedFiles(explorer) if cached else explorer)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
@@ -56,6 +86,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
                 thread.join(PATIENCE)
                 gc.collect()
     assert not thread.is_alive(), "the server did not end"
+    FREE_PORTS.append(port)
 
 
 @contextmanager
@@ -76,10 +107,14 @@ def browsing() -> Iterator[Any]:
 
 @dataclass
 class Troubles:
-    """What a page did that it must not: messages of errors and warnings, and requests to other hosts."""
+    """What a page did that it must not: messages of errors and warnings, and requests to other hosts.
+
+    Also the servers that it asked.
+    """
 
     said: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    servers: set[str] = field(default_factory=set)
 
     def listen(self, page: Any) -> None:
         page.on("console", lambda message: self._say(message.type, message.text))
@@ -92,6 +127,8 @@ class Troubles:
 
     def _ask(self, url: str) -> None:
         parts = urlsplit(url)
+        if parts.hostname == "127.0.0.1":
+            self.servers.add(f"{parts.scheme}://{parts.netloc}")
         if parts.scheme not in ("data", "blob", "file") and parts.hostname != "127.0.0.1":
             self.asked.append(url)
 
@@ -131,10 +168,13 @@ class Window:
         page, self.page = self.page or self._open(), None  # only a test that passes gives it back
         self.troubles.said.clear()
         self.troubles.asked.clear()
+        self.troubles.servers.clear()
         try:
             yield page
             assert self.troubles.said == []
             assert self.troubles.asked == []
+            if self.troubles.servers - {page.evaluate("location.origin")}:
+                return  # what the page stored for a server that it has left could not be cleared
             page.unroute_all(behavior="ignoreErrors")
             with suppress(Exception):  # a page without an origin has no storage
                 page.evaluate("localStorage.clear(); sessionStorage.clear()")
