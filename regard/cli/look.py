@@ -278,7 +278,7 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
             text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
             place = f", {options.say(text, **values)}"
         read = " ".join((session.text or "").split())
-        subject = f"{session.name}{place}{': ' * bool(read)}{read}"
+        subject = f"{session.model_name}{place}{': ' * bool(read)}{read}"
         if options.layer is None:
             figure = atlas_figure(session.capture, said["measure"], subject=subject, lang=options.lang)
         else:

@@ -92,6 +92,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
         raise LookupError("no layer of this session looks at an image")
     seen = session.layers[index]
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
+    view = replace(view, placed=replace(view.placed, model=session.model_name, layer=index))
 
     # The token: as typed; else cls, or the last word, or all queries where there is neither.
     token: int | str | tuple[int, int] | None = options.token

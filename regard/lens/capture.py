@@ -246,7 +246,7 @@ class Capture:
 
     def _placed(self, view: View, path: str, n: int | None) -> View:
         """The view of call n, or of the only run, with the layouts of its tokens."""
-        place = TokenPlacement(path, words=self.tokens)
+        place = TokenPlacement(path, words=self.tokens, model=self.model, layer=self.names.index(path))
         if path in self._layouts:
             sides, (_, links, groups) = self._layouts[path], self._linked(path)
             at = next(at for at, group in enumerate(groups) if n is None or n in group)
@@ -454,7 +454,7 @@ class Capture:
             >>> with regard.watch(layer) as seen:
             ...     _ = layer(torch.zeros(1, 3, 8))
             >>> seen.show(0, head=1).texts[0].get_text()
-            'head 1'
+            'TransformerEncoderLayer, layer 0, head 1'
         """
         if layer is None:
             if head is not None:

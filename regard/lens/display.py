@@ -21,6 +21,7 @@ from regard.lens.validity import index_among
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
+from regard.viz.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +52,8 @@ def view_figure(
 
     Tokens are drawn as labels where the map's cells are single tokens.
 
-    subject: what the view is of, for the title.  query: the query whose row is marked in one head's map.
+    subject: what the view is of, for the title; default its model and layer, if it is of a capture.
+    query: the query whose row is marked in one head's map.
     """
     check_lang(lang)
     view = plain(view)
@@ -68,16 +70,19 @@ def view_figure(
             title = translate("{nq} queries × {nk} keys, pooled, {rows} × {columns} cells", lang, **sizes)
         if heads > MOST_HEADS:
             title += translate(", the first {shown} of {heads} heads", lang, shown=MOST_HEADS, heads=heads)
-        title = title if subject is None else f"{subject} ({title})"
-        return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark, lang=lang)
-    margins: dict[str, Any] = {}
+        subject = subject or view.placed.name(lang)
+        title = f"{subject} ({title})" if subject else title
+        words = None if labels is None else [piece.text for piece in readable(labels)]
+        return figures.heatmap(cells[:MOST_HEADS], words, title=title, dark=dark, lang=lang)
+    marginals: dict[str, Tensor | None] = {"received": None, "entropy": None}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
-            margins[name] = values[batch, head].detach().cpu()
-    title = translate("head {head}", lang, head=head) if subject is None else subject
-    of = {"rows": nq, "columns": nk, "tokens": labels, "exact": exact, "query": query}
-    return figures.map_with_marginals(cells[head], **margins, **of, title=title, dark=dark, lang=lang)
+            marginals[name] = values[batch, head].detach().cpu()
+    queries = figures.Axis(positions=nq, tokens=labels, marginal=marginals["entropy"], marked=query)
+    keys = figures.Axis(positions=nk, tokens=labels, marginal=marginals["received"])
+    title = subject or view.placed.name(lang, head)
+    return figures.map_with_marginals(cells[head], queries, keys, title=title, dark=dark, lang=lang)
 
 
 def view_png(view: View) -> bytes | None:
@@ -106,7 +111,8 @@ def atlas_figure(
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
     table, heads = _atlas_table(capture, measure, batch)
     names = capture.row_names
-    return figures.atlas(table, layers=names, heads=heads, measure=measure, title=subject, dark=dark, lang=lang)
+    title = subject or capture.model
+    return figures.atlas(table, layers=names, heads=heads, measure=measure, title=title, dark=dark, lang=lang)
 
 
 def _atlas_table(capture: Capture, measure: str, batch: int | None = None) -> tuple[Tensor, list[int]]:

@@ -231,8 +231,7 @@ class Overlay:
         check_lang(lang)
         total = {"quantity": translate(self.quantity, lang), "sums": self._sums(lang)}
         return overlay(
-            *(self.boxes, self.mass, self.image_size),
-            image=self.image,
+            *(self.boxes, self.mass, self.image_size if self.image is None else self.image),
             asked=None if self.asked is None or beyond(self.asked, self.image_size) else self.asked,
             note=translate("{quantity} in all: {sums}", lang, **total),
             title=self.titles[lang],
@@ -340,7 +339,7 @@ def make_overlay(
         if head is None and count > 1:
             whose = translate("mean of {count} heads", lang, count=count)
         looks = f"{whose}: {target} → {who}" if column else f"{whose}: {who} → {target}"
-        return f"{placed.path}, {looks}" if placed.path else looks
+        return ", ".join(part for part in (placed.name(lang), looks) if part)
 
     number = None if chosen is None else asker.number(chosen)
     return Overlay(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from regard.layouts import Layout, Sides
 from regard.lens.measures.measures import Sizes
+from regard.locale import Lang, translate
 
 LayoutsByPath = dict[str | None, tuple[Sides, ...]]
 """Layouts by path, or under None those for all paths."""
@@ -25,6 +26,14 @@ class TokenPlacement:
     sides: tuple[Sides, ...] = ()  # one for all batch entries, or one each; empty if unknown or if they do not fit
     words: Sequence[Sequence[str]] | None = None  # a row for each batch entry, or one for all
     lacking: str = f"it is not known where the tokens of this attention lie: {HOW}"  # the reason for empty sides
+    model: str = ""  # its name
+    layer: int | None = None  # the module's number in its capture
+
+    def name(self, lang: Lang, head: int | None = None) -> str:
+        """Model, layer and head, as far as they are known."""
+        layer = "" if self.layer is None else translate("layer {layer}", lang, layer=self.layer)
+        which = "" if head is None else translate("head {head}", lang, head=head)
+        return ", ".join(part for part in (self.model, layer, which) if part)
 
     @property
     def windows(self) -> int:

@@ -84,6 +84,11 @@ class Session:
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any] | None:
         return None if Session.display is None else Session.display(self)
 
+    @property
+    def model_name(self) -> str:
+        """The name of the model; its class where a capture was read from a file."""
+        return self.name if self.model is not None else self.capture.model or self.name
+
     @cached_property
     def effects(self) -> Effects:
         """What was measured of links: what the capture keeps of this kind, and what session/effects.py adds."""
