@@ -178,10 +178,9 @@ FAULTS = [
     ),
     Fault(
         "weakest links first",
-        "session/heads.py",
         "session/ranking.py",
-        "key=lambda one: (-one[0], one[1]))\n    return [link",
-        "key=lambda one: (one[0], one[1]))\n    return [link",
+        "key=lambda one: (-one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
+        "key=lambda one: (one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
         "tests/session/test_ranking.py",
     ),
     Fault(
