@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
@@ -55,6 +56,13 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_fetched_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models that whoever runs the tests has fetched are not the tests'."""
     monkeypatch.setenv("REGARD_HOME", os.devnull)
+
+
+@pytest.fixture(autouse=True)
+def no_prepared_launches() -> None:
+    """What a test changes in the backends must not be kept for the next one."""
+    if (backends := sys.modules.get("regard.backends")) is not None:
+        backends._LAUNCHES.clear()
 
 
 @pytest.fixture(scope="session")

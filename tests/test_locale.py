@@ -18,8 +18,7 @@ from speaking_twins import bert
 import regard
 from regard.cli import main
 from regard.cli.commands import COMMANDS
-from regard.locale import translate, translate_error
-from regard.locale.errors import FIELD, PARTICLES, particle
+from regard.locale import FIELD, PARTICLES, particle, translate, translate_error
 
 PACKAGE = Path(regard.__file__).parent
 ALL = {

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor import SAID, format_calls
+from regard.lens.findings import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
+from regard.lens.validity import index_among
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
@@ -55,9 +56,8 @@ def view_figure(
     check_lang(lang)
     view = plain(view)
     rows, heads, nq, nk = view.sizes
-    for name, index, count in (("batch", batch, rows), ("head", head or 0, heads)):
-        if not -count <= index < count:
-            raise IndexError(f"{name} {index} is out of range: there are {count}")
+    index_among("batch", batch, rows, "batch rows")
+    index_among("head", head or 0, heads, "heads")
     cells = view.map(view.size if "map" in view.held else MAP_SIZE)[batch].detach().cpu()  # (H, rows, columns)
     exact = max(nq, nk) <= max(cells.shape[1:])
     labels = list(tokens) if tokens is not None and exact and nq == nk == len(tokens) else None
@@ -84,8 +84,13 @@ def view_png(view: View) -> bytes | None:
     """The figure of a view for a notebook; None (its text is shown) without matplotlib or a map."""
     if find_spec("matplotlib") is None or "map" not in view.held or 0 in view.sizes:
         return None
+    return png(view_figure(view))
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
     buffer = BytesIO()
-    view_figure(view).savefig(buffer, format="png")
+    figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -99,11 +104,15 @@ def atlas_figure(
     lang: Lang = "en",
 ) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
-    rows = capture.atlas_rows(measure, batch)
-    heads = [0 if row is None else len(row) for row in rows]
-    table = stack_rows(rows, max(heads))
+    table, heads = _atlas_table(capture, measure, batch)
     names = capture.row_names
     return figures.atlas(table, layers=names, heads=heads, measure=measure, title=subject, dark=dark, lang=lang)
+
+
+def _atlas_table(capture: Capture, measure: str, batch: int | None = None) -> tuple[Tensor, list[int]]:
+    rows = capture.atlas_rows(measure, batch)
+    heads = [0 if row is None else len(row) for row in rows]
+    return stack_rows(rows, max(heads)), heads
 
 
 def capture_html(capture: Capture) -> str:
@@ -112,9 +121,7 @@ def capture_html(capture: Capture) -> str:
     if not capture.names:
         return parts[0]
     if any("entropy" in record.view.held for record in capture.records if record.view is not None):
-        rows = capture.atlas_rows("entropy")
-        heads = [0 if row is None else len(row) for row in rows]
-        table = stack_rows(rows, max(heads))
+        table, heads = _atlas_table(capture, "entropy")
         parts.append(figures.atlas_html(table, layers=capture.row_names, heads=heads, measure="entropy"))
     if notes := _notes(capture, "en"):
         parts.append(f"<pre>{escape(chr(10).join(notes))}</pre>")

@@ -308,6 +308,8 @@ def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fa
     assert re.search(r"--model.*--truncate", fail("a.npy", "--model", reader, "--truncate"))
     run(TEXT, "--model", reader, "--save", "run.regard")
     assert "--row" in fail("run.regard", "--token", "it", "--row", "1")
+    assert "--row" in fail("run.regard", "--token", "it", "--row", "0")
+    assert re.search(r"--head.*--layer", fail("run.regard", "--head", "0"))
     assert "'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
 
 

@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.edits.survey import Survey
 from regard.models.model import Model
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 TEXTS = ["to be or not that is the question"[: 3 + 7 * k % 23].strip() for k in range(23)]
 TEXTS += ["abc", "x"]  # no letter twice; a single token
