@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import threading
 import time
 import warnings
@@ -45,17 +44,6 @@ class CachedFiles:
         await self.app(scope, receive, sent if scope.get("path", "").startswith("/page/") else send)
 
 
-# Ports of servers that have ended. What a browser keeps belongs to a port, so the next server takes the same.
-FREE_PORTS: list[int] = []
-
-
-def listening_socket() -> socket.socket:
-    while FREE_PORTS:
-        with suppress(OSError):  # taken by another program in the meantime
-            return _listen("127.0.0.1", FREE_PORTS.pop())
-    return _listen("127.0.0.1", 0)
-
-
 @contextmanager
 def serving(sessions: Sequence[Session], models: ModelShelf | None = None, *, cached: bool = True) -> Iterator[str]:
     """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address.
@@ -70,7 +58,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None, *, ca
 
     for session in sessions:
         _ = session.numbers  # a capture is ready once its heads are known
-    with listening_socket() as listening:
+    with _listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         shelf = ModelShelf(demo=False) if models is None else models
         explorer = app(sessions, shelf, port=port, token=TOKEN)
@@ -86,7 +74,6 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None, *, ca
                 thread.join(PATIENCE)
                 gc.collect()
     assert not thread.is_alive(), "the server did not end"
-    FREE_PORTS.append(port)
 
 
 @contextmanager
@@ -107,14 +94,10 @@ def browsing() -> Iterator[Any]:
 
 @dataclass
 class Troubles:
-    """What a page did that it must not: messages of errors and warnings, and requests to other hosts.
-
-    Also the servers that it asked.
-    """
+    """What a page did that it must not: messages of errors and warnings, and requests to other hosts."""
 
     said: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    servers: set[str] = field(default_factory=set)
 
     def listen(self, page: Any) -> None:
         page.on("console", lambda message: self._say(message.type, message.text))
@@ -127,8 +110,6 @@ class Troubles:
 
     def _ask(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.hostname == "127.0.0.1":
-            self.servers.add(f"{parts.scheme}://{parts.netloc}")
         if parts.scheme not in ("data", "blob", "file") and parts.hostname != "127.0.0.1":
             self.asked.append(url)
 
@@ -168,13 +149,10 @@ class Window:
         page, self.page = self.page or self._open(), None  # only a test that passes gives it back
         self.troubles.said.clear()
         self.troubles.asked.clear()
-        self.troubles.servers.clear()
         try:
             yield page
             assert self.troubles.said == []
             assert self.troubles.asked == []
-            if self.troubles.servers - {page.evaluate("location.origin")}:
-                return  # what the page stored for a server that it has left could not be cleared
             page.unroute_all(behavior="ignoreErrors")
             with suppress(Exception):  # a page without an origin has no storage
                 page.evaluate("localStorage.clear(); sessionStorage.clear()")

@@ -23,10 +23,12 @@ def run_ranks(target: Callable[[Path], object], folder: Path) -> None:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    processes = [context.Process(target=_as_rank, args=(rank, port, target, folder)) for rank in range(2)]
+    processes = []
     try:
-        for process in processes:
+        for rank in range(2):
+            process = context.Process(target=_as_rank, args=(rank, port, target, folder))
             process.start()
+            processes.append(process)
         for process in processes:
             process.join(300)
         codes = [process.exitcode for process in processes]
