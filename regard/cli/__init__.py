@@ -109,18 +109,18 @@ def _answer(typed: list[str], lang: Lang) -> int:
     """Run a command line; print its answer, or its error; return the exit code."""
     try:
         import rich  # noqa: F401
-        import typer.main
+        import typer
 
-        from regard.cli.app import app_in
+        from regard.cli.app import group_in
     except ImportError as error:
         return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART, lang)
     # typer exports this one child of its usage errors; where their class lives differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        command = typer.main.get_command(app_in(lang))
+        group = group_in(lang)
         # Its own main() ends the process with 1 where a pipe is closed.
-        with command.make_context("regard", list(typed)) as context:
-            command.invoke(context)
+        with group.make_context("regard", list(typed)) as context:
+            group.invoke(context)
         return 0
     except typer.Exit as ended:
         return int(ended.exit_code)

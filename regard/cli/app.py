@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, get_annotations
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from regard import __version__
 from regard.cli.commands import COMMANDS, Command, Lang
@@ -95,8 +97,9 @@ class KoreanGroup(_Korean, TyperGroup):
 # ----------------------------------------------------------------------------------------------------------------- app
 
 
-def app_in(lang: Lang) -> typer.Typer:
-    """The app, with help in a language."""
+@cache
+def group_in(lang: Lang) -> TyperGroup:
+    """All commands, with help in a language."""
     app = typer.Typer(
         cls=KoreanGroup if lang == "ko" else None,
         add_completion=False,
@@ -125,7 +128,9 @@ def app_in(lang: Lang) -> typer.Typer:
             short_help=translate(command.line, lang),
             help="\n\n".join(translate(paragraph, lang) for paragraph in command.help),
         )(_callback(command, lang))
-    return app
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
 
 
 def _callback(command: Command, lang: Lang) -> Any:
