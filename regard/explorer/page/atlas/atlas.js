@@ -503,10 +503,7 @@ class Atlas {
     cell.className = `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`;
     cell.style.setProperty("--tint", known ? painting.colour(value) : "");
     cell.style.setProperty("--tint-ink", known ? painting.ink(value) : "");
-    if (cell.title !== name) {
-      cell.title = name;
-      cell.setAttribute("aria-label", name);
-    }
+    if (cell.title !== name) cell.title = name; // its accessible name: the number in it is hidden, and rounded
     if (cell.firstElementChild) cell.firstElementChild.textContent = written;
   }
 

@@ -17,10 +17,10 @@ import { mount as mountSteps } from "../steps/steps.js";
 /** @typedef {import("../state.js").Store} Store */
 
 const ALL_NAN = message(
-  "Weights are NaN, all of this head: see regard doctor, or capture.doctor(), which says where NaN came from.",
+  "Weights are NaN, all of this head: regard doctor says where NaN came from.",
 );
 const SOME_NAN = message(
-  "Some weights of this head are NaN: see regard doctor, or capture.doctor(), which says where NaN came from.",
+  "Some weights of this head are NaN: regard doctor says where NaN came from.",
 );
 const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
 
