@@ -34,7 +34,9 @@ const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
  */
 export function mount(element, store, source, measured) {
   const names = ["card", "predictions", "effect", "steps"];
-  const [left, predicted, middle, right] = names.map((name) => make("section", { class: name }));
+  // All scroll by keyboard: two of them may hold nothing else that takes the focus.
+  const focus = (/** @type {string} */ name) => (name === "card" || name === "effect" ? { tabindex: 0 } : {});
+  const [left, predicted, middle, right] = names.map((name) => make("section", { class: name, ...focus(name) }));
   fill(element, left, predicted, middle, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {
