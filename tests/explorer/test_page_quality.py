@@ -141,17 +141,18 @@ def test_pencil_covers_nothing(page, site, width, lang):
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_error_of_the_server_is_korean_in_the_korean_page(browser, site):
+def test_error_of_the_server_is_korean_in_the_korean_page(window, site):
     """Also where the browser's own language is English."""
-    with opened(browser) as page:
+    with window.lent() as page:
         ready(page, f"{site}/#session=1&lang=ko")
         page.locator("[data-role=new]").click()
         form = page.locator(".choose-form")
         form.locator("[data-role=where]").fill("./nowhere")
-        form.locator("[data-role=where]").press("Enter")
+        form.locator("[data-role=open-model]").click()
         error = form.locator("[role=alert]")
-        expect(error).to_contain_text("폴더가 없습니다")
-        expect(error).to_contain_text("nowhere")
+        expect(error).to_contain_text("'nowhere' 폴더가 없습니다")
+        assert ["400" in line for line in window.troubles.said] == [True], "the browser's own line, and no other"
+        window.troubles.said.clear()
 
 
 ASKED = {
@@ -177,11 +178,10 @@ def test_server_answers_errors_in_the_language_that_the_page_names(browser, site
 
 def test_refusal_before_a_route_is_korean_too(browser, site):
     with opened(browser) as page:
-        body = b"x" * (65 << 20)
-        headers = {**BEARER, "accept-language": "ko", "content-type": "application/octet-stream"}
-        answer = page.request.post(f"{site}/api/open?name=a.regard", headers=headers, data=body)
+        headers = {**BEARER, "accept-language": "ko", "content-type": "application/json"}
+        answer = page.request.post(f"{site}/api/models", headers=headers, data=b"x" * 5000)
         assert answer.status == 413
-        assert "67,108,864" in answer.json()["error"]
+        assert "4,096" in answer.json()["error"]
         assert any("가" <= letter <= "힣" for letter in answer.json()["error"])
 
 

@@ -34,7 +34,7 @@ import { SearchError } from "./search.js";
 /** @typedef {import("./heads.js").HeadLine} HeadLine */
 
 const LARGEST = 44; // pixels of a cell
-const PICTURE = 24; // pixels of a cell from which a picture in it can be read
+const PICTURE = { wide: 24, high: 18 }; // pixels of a cell from which a picture in it can be read
 const LARGEST_PICTURE = 80;
 const SMALLEST = 5;
 const NUMBERED = 20; // pixels from which a cell has room for its number
@@ -600,8 +600,8 @@ class Atlas {
       return [cell, Math.max(least, Math.floor(Math.min(high, longer * cell, most)))];
     };
     const { cells } = this.store.get();
-    const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE : SMALLEST, 1.25);
-    const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
+    const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE.wide : SMALLEST, 1.25);
+    const pictured = this.pictures.any && cells !== "colour" && large[0] >= PICTURE.wide && large[1] >= PICTURE.high;
     const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
     const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
     const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 3) : room;
