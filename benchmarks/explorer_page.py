@@ -21,9 +21,8 @@ from typing import Any
 
 from timing import heading, section, write
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
-sys.path.insert(0, str(TESTS / "explorer"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/explorer"))
 from browsing import browsing, opened, serving
 from playwright.sync_api import expect
 from test_page import LONG, SENTENCE, WATCH, asked, large_session, long_session
