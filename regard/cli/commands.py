@@ -402,6 +402,7 @@ class TrainOptions(OutputOptions):
     tensor_parallel: int | None = option("Processes that share each matrix.", "N", None)
     recompute: bool = option("Recompute activations, for less memory.")
     compile: bool = option("torch.compile each block.")
+    cuda_graphs: bool = option("Compile the model into CUDA graphs: faster for small models.")
     num_workers: int | None = option("Processes that make batches; 0 for a thread.", "N", None)
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")
     num_labels: int | None = option("Labels of a new classification head.", "N", None)
@@ -420,6 +421,7 @@ class TrainOptions(OutputOptions):
     shift: int | None = option("image-classification: move images by up to N pixels.", "N", None)
     cutout: int | None = option("image-classification: black out a square of N pixels.", "N", None)
     mixup: float | None = option("image-classification: α of mixup.", "X", None)
+    cutmix: float | None = option("image-classification: α of CutMix.", "X", None)
 
 
 # ----------------------------------------------------------------------------------------------------------- the table

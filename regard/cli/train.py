@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 RECIPE_OPTIONS = (
     "length", "pack", "probability", "whole_words", "pairs", "density", "mean_span", "smoothing", "flip", "shift",
-    "cutout", "mixup",
+    "cutout", "mixup", "cutmix",
 )  # fmt: skip
 TRAIN_OPTIONS = (
     "steps", "accumulate", "learning_rate", "schedule", "warmup", "final_ratio", "weight_decay", "clip", "precision",
@@ -48,6 +48,8 @@ def train(options: TrainOptions) -> int:
     recipe = RECIPES[options.recipe]
     chosen = recipe_options(recipe, options)
     given = {name: getattr(options, name) for name in TRAIN_OPTIONS if getattr(options, name) is not None}
+    if options.cuda_graphs:
+        given["compile"] = "reduce-overhead"
     config = TrainConfig(batch_size=options.batch, **given)
     for path in (options.data, *([] if options.eval_data is None else [options.eval_data])):
         if not path.exists():

@@ -481,11 +481,12 @@ class StepWeights(ComputedWeights):
     @property
     def call(self) -> Call:
         """The call with its own keys: the first of those that are kept."""
-        return replace(self._call, k=self._keys.tensor[:, :, : self._call.sizes[3]])
+        k = self._keys.tensor[:, :, : self._call.sizes[3]]
+        return replace(self._call, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
 
     @call.setter
     def call(self, call: Call) -> None:
-        self._call = replace(call, k=call.k[:, :, :0])
+        self._call = replace(call, k=call.k.new_empty(*call.k.shape[:2], 0, call.k.shape[3]))  # lets the keys go
 
 
 class StepValues(StoredValues):
@@ -498,6 +499,15 @@ class StepValues(StoredValues):
     def tensor(self) -> Tensor:
         """(B, Hkv, Nk, Dv)."""
         return self._values.tensor[:, :, : self._count]
+
+
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, H, N, D) of so many heads, if each of these stands in x several times in a row; else x."""
+    if x.shape[1] == heads or x.shape[1] % heads:
+        return x
+    grouped = x.reshape(x.shape[0], heads, x.shape[1] // heads, *x.shape[2:])
+    first = grouped[:, :, 0]
+    return first.contiguous() if torch.equal(grouped, first.unsqueeze(2).expand_as(grouped)) else x
 
 
 class CallStore:
@@ -534,12 +544,15 @@ class CallStore:
         """The tensor that this step shares with those before it, which now is x."""
         run = (threading.get_ident(), path, name)
         growing = self._runs.get(run)
+        # Hugging Face repeats what heads share in some calls of a run and not in others: here it stands once.
+        heads = x.shape[1] if growing is None else min(x.shape[1], growing.tensor.shape[1])
+        x, before = _of_heads(x, heads), x if growing is None else _of_heads(growing.tensor, heads)
         continues = (
             growing is not None
             and link.after is not None
             and not link.first
-            and growing.tensor.shape[2] <= x.shape[2]
-            and torch.equal(growing.tensor[:, :, : link.known], x[:, :, : link.known])
+            and before.shape[2] <= x.shape[2]
+            and torch.equal(before[:, :, : link.known], x[:, :, : link.known])
         )
         if growing is None or not continues:
             growing = self._runs[run] = _Growing(x)

@@ -459,8 +459,16 @@ def _read_children(model: Any, inputs: Inputs, paths: dict[str, str]) -> Tensors
 
 
 def _read_llava(model: Any, inputs: Inputs) -> Tensors:
-    with _outputs_of({"picture": getattr(model, "model", model).vision_tower}) as outputs:
-        out = _run(model, inputs)
+    tower = getattr(model, "model", model).vision_tower
+    # From 5.23 on, transformers asks its tower for the layers alone that it projects.
+    hook = tower.register_forward_pre_hook(
+        lambda _, args, given: (args, given | {"output_hidden_states": True}), with_kwargs=True
+    )
+    try:
+        with _outputs_of({"picture": tower}) as outputs:
+            out = _run(model, inputs)
+    finally:
+        hook.remove()
     tensors = _tower("picture", outputs["picture"][0]["hidden_states"], None)
     tensors |= _tower("text", out.hidden_states, out.get("last_hidden_state"))
     return tensors | _their_results(out)

@@ -52,7 +52,8 @@ class TrainConfig:
         shard: shard weights, gradients and optimizer state over the processes (FSDP2).
         tensor_parallel: number of processes that share each matrix.
         recompute: recompute each block's activations in the backward pass, for less memory.
-        compile: torch.compile each block.
+        compile: torch.compile each block; "reduce-overhead" compiles the whole model into CUDA graphs, which is faster
+            where a step is bound by its launches (small models, batches of one shape).
         num_workers: processes that make batches; 0 for a thread. Images with augmentation need some on a GPU.
         monitor_every: steps between looks at the attention of a held-out row (`regard.monitor`); 0 for none.
         tensorboard: also write TensorBoard files, to the run's tensorboard/.
@@ -79,7 +80,7 @@ class TrainConfig:
     shard: bool = False
     tensor_parallel: int = 1
     recompute: bool = False
-    compile: bool = False
+    compile: bool | Literal["reduce-overhead"] = False
     num_workers: int = 0
     monitor_every: int = 0
     tensorboard: bool = False
@@ -103,6 +104,8 @@ class TrainConfig:
         for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+        if self.compile not in (False, True, "reduce-overhead"):
+            raise ValueError(f"compile must be True, False or 'reduce-overhead', got {self.compile!r}")
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size {self.batch_size} cannot be split into {self.accumulate} equal micro-batches")
         if self.warmup > self.steps:

@@ -120,7 +120,11 @@ def wrap(model: Model, config: TrainConfig, processes: Processes) -> nn.Module:
     if config.recompute:
         for block in blocks:
             block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
-    if config.compile:
+    if config.compile == "reduce-overhead":
+        if processes.size > 1:
+            raise ValueError("compile='reduce-overhead' trains on one process; compile=True on several")
+        model.compile(mode="reduce-overhead", dynamic=False)
+    elif config.compile:
         for block in blocks:
             block.compile()
     if processes.mesh is None or processes.data_size == 1:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import edits
@@ -173,6 +174,42 @@ def test_gradients_of_heads_equal_differences_made_by_hand(name: str, attention:
         more, less = (metric.function(ablated_by_hand(case, model, head, 1 - e), None).item() for e in (step, -step))
         assert found.values[layer, head].item() == pytest.approx((more - less) / (2 * step), rel=1e-2, abs=1e-3)
         assert abs(found.values[layer, head].item()) > 1e-2
+
+
+class Grouped(nn.Module):
+    """Six heads of a new token (B, 1, 6·D) look at the keys of two; packed as transformers does since 5.23, or not."""
+
+    num_key_value_groups = 3
+
+    def __init__(self, packs: bool) -> None:
+        super().__init__()
+        self.packs = packs
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        q = x.unflatten(-1, (6, -1)).transpose(1, 2)
+        if self.packs:
+            return sdpa(q.reshape(len(x), 2, 3, -1), k, k).reshape(q.shape)
+        k = k.repeat_interleave(3, 1)
+        return sdpa(q, k, k)
+
+
+@pytest.mark.parametrize(
+    ("edit", "head"),
+    [(edits.knock_out("", 4, 6, [1, 3]), 4), (edits.ablate("", 5), 5), (edits.ablate("", 1, queries=6), 1)],
+    ids=str,
+)
+def test_heads_that_are_packed_as_queries_are_edited_as_heads(edit: Edit, head: int) -> None:
+    random = torch.Generator().manual_seed(2)
+    x, k = torch.randn(2, 1, 30, generator=random), torch.randn(2, 2, 7, 5, generator=random)
+    made = []
+    for packs in (True, False):
+        model = Grouped(packs)
+        with regard.edit(model, edit):
+            made.append(model(x, k))
+        changed = (made[-1] != model(x, k)).flatten(2).any(-1)  # (B, H)
+        assert changed.nonzero()[:, 1].unique().tolist() == [head]
+    assert made[0].shape == (2, 6, 1, 5)
+    assert torch.allclose(made[0], made[1], atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- generation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -60,6 +62,32 @@ def test_steps_share_the_keys_of_the_latest() -> None:
     for step, truth, end in zip(steps, truths, ends, strict=True):
         assert step.call.k.shape == (B, 1, end, D)
         assert torch.equal(step.tile(ALL, ALL), truth)
+
+
+def test_steps_let_the_keys_of_earlier_steps_go() -> None:
+    q, k = whole()
+    keeper = CallStore()
+    first = kept(keeper, call(q[:, :, :4], k[:, :, :4]))
+    alive = weakref.ref(first.call.k.untyped_storage())
+    assert alive() is not None
+    second = kept(keeper, call(q[:, :, 4:5], k[:, :, :5]), StepLink(0, 0, 4))
+    assert first.call.k.data_ptr() == second.call.k.data_ptr()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("repeated", [(True, False, True), (False, True, True)], ids=str)
+def test_keys_that_some_steps_repeat_for_each_head_are_kept_once_without_repeats(repeated: tuple[bool, ...]) -> None:
+    q, k = torch.randn(B, 6, N, D), torch.randn(B, 2, N, D)
+    keeper, steps, truths = CallStore(), [], []
+    for n, (end, repeat) in enumerate(zip((4, 5, 6), repeated, strict=True)):
+        keys = (k.repeat_interleave(3, 1) if repeat else k)[:, :, :end]
+        given = call(q[:, :, end - 1 : end], keys)
+        truths.append(rows(given))
+        steps.append(kept(keeper, given, StepLink(n - 1, 0, end - 1) if n else None))
+    assert {step.call.k.untyped_storage().nbytes() for step in steps} == {B * 2 * 6 * D * 4}
+    assert len({step.call.k.data_ptr() for step in steps}) == 1
+    for step, truth in zip(steps, truths, strict=True):
+        torch.testing.assert_close(step.tile(ALL, ALL), truth, rtol=0, atol=1e-6)
 
 
 def test_cache_of_fixed_size_is_kept_once_if_its_rest_is_hidden() -> None:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import masks
+from regard.backends.reference import stages
 from regard.lens.taps import calls
 from regard.lens.taps.calls import HERE, measuring, read_call, split_cells, trusted_lse
 from regard.lens.taps.installation import CPU_KERNELS, Taps
@@ -166,6 +167,50 @@ def test_fewer_key_heads_are_reported_as_such():
     seen = the_call(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), *qkv(heads=6, kv_heads=2))
     assert (seen.kernel, seen.call.k.shape[1]) == (FUSED, 2)
     assert_explains(seen)
+
+
+class Grouped(nn.Module):
+    """Six heads of x (B, N, 6·D) look at the keys and values of two, as in transformers before 5.23 and since."""
+
+    num_key_value_groups = 3
+
+    def __init__(self, packs):
+        super().__init__()
+        self.packs = packs
+
+    def forward(self, x, k, v, mask=None):
+        q = x.unflatten(-1, (6, -1)).transpose(1, 2)  # (B, 6, N, D)
+        if self.packs and q.shape[2] == 1:
+            packed = mask if mask is None or mask.shape[1] == 1 else mask.reshape(B, 2, 3, -1)
+            return sdpa(q.reshape(B, 2, 3, -1), k, v, attn_mask=packed).reshape(q.shape)
+        return sdpa(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=mask)
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("heads", [0, 1, 6])
+def test_heads_of_one_query_that_stand_in_the_place_of_queries_are_reported_as_heads(heads, kernel):
+    x, (k, v) = torch.randn(B, 1, 6 * D), (torch.randn(B, 2, NK, D) for _ in range(2))
+    mask = torch.where(torch.rand(B, heads, 1, NK) < 0.3, -inf, torch.randn(B, heads, 1, NK)) if heads else None
+    with sdpa_kernel(kernel):
+        (out, (packed,)), (expected, (plain,)) = (watched(Grouped(packs), x, k, v, mask) for packs in (True, False))
+    torch.testing.assert_close(out, expected)
+    assert packed.kernel == plain.kernel
+    assert packed.call.sizes == plain.call.sizes == (B, 6, 1, NK)
+    assert packed.call.k.shape == (B, 2, NK, D)
+    assert torch.equal(packed.call.q, plain.call.q)
+    weights = [stages(one.call).weights for one in (packed, plain)]
+    torch.testing.assert_close(weights[0], weights[1])
+    torch.testing.assert_close(packed.output, plain.output)
+    assert (packed.lse is None) == (plain.lse is None) == (kernel == SDPBackend.MATH)
+    if packed.lse is not None:
+        torch.testing.assert_close(packed.lse, plain.lse)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_queries_as_many_as_heads_share_keys_stay_queries(n):
+    k, v = (torch.randn(B, 2, NK, D) for _ in range(2))
+    _, (seen,) = watched(Grouped(True), torch.randn(B, n, 6 * D), k, v)
+    assert seen.call.sizes == (B, 6, n, NK)
 
 
 def test_scale_is_reported():
@@ -1021,3 +1066,25 @@ def test_code_compiled_after_a_watched_compilation_has_its_gradients():
     again = torch.compile(Attention(), backend="aot_eager")
     (found,) = torch.autograd.grad(again(x).square().sum(), bias)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", CUDA)
+@pytest.mark.parametrize("heads", [0, 1, 6])
+def test_packed_heads_are_reported_as_heads_by_every_cuda_kernel(backend, heads):
+    if heads and backend == SDPBackend.FLASH_ATTENTION:
+        pytest.skip("CUDA's flash kernel takes no mask")
+    given = {"device": "cuda", "dtype": torch.bfloat16}
+    x, (k, v) = torch.randn(B, 1, 6 * 64, **given), (torch.randn(B, 2, NK, 64, **given) for _ in range(2))
+    mask = torch.rand(B, heads, 1, NK, device="cuda") < 0.7 if heads else None
+    with sdpa_kernel(backend):
+        (_, (packed,)), (_, (plain,)) = (watched(Grouped(packs), x, k, v, mask) for packs in (True, False))
+    assert packed.trouble is None
+    assert packed.call.sizes == plain.call.sizes == (B, 6, 1, NK)
+    assert torch.equal(packed.call.q, plain.call.q)
+    weights = [stages(one.call).weights for one in (packed, plain)]
+    assert torch.equal(weights[0] == 0, weights[1] == 0)
+    torch.testing.assert_close(weights[0], weights[1])
+    torch.testing.assert_close(packed.output, plain.output)
+    if packed.lse is not None:
+        torch.testing.assert_close(packed.lse, plain.lse)

@@ -61,10 +61,17 @@ STORED = {
 def both_towers(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     """What transformers makes, and what stood after each block of its tower of pictures, which it keeps to itself."""
     seen = []
-    body = getattr(model, "model", model)
-    hook = body.vision_tower.register_forward_hook(lambda module, args, made: seen.append(made.hidden_states))
+    tower = getattr(model, "model", model).vision_tower
+    # From 5.23 on, transformers asks its tower for the layers alone that it projects.
+    hooks = [
+        tower.register_forward_pre_hook(
+            lambda module, args, given: (args, given | {"output_hidden_states": True}), with_kwargs=True
+        ),
+        tower.register_forward_hook(lambda module, args, made: seen.append(made.hidden_states)),
+    ]
     made = of_theirs(model, inputs)
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     return made | {f"memory layer {i}": layer for layers in seen for i, layer in enumerate(layers)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from regard.backends.call import Call, CallOptions, prepare
 from regard.lens.measures.weights import ComputedWeights
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
-from regard.masks.rules import indices, part_of
+from regard.masks.rules import four_axes, indices, part_of
 from regard.nn.attention import ContextKeys
 from regard.op import BeamObserver, attention
 
@@ -150,10 +150,7 @@ def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | 
     """
     if cells is None:
         return None, None
-    cells = cells.detach() if detach else cells
-    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
-        if stride == 0 and size > 1:  # one number repeated, as `expand` does
-            cells = cells.narrow(axis, 0, 1)
+    cells = _without_repeats(cells.detach() if detach else cells)
     if cells.dtype == torch.bool:
         return cells, None
     visible = cells != -inf
@@ -161,6 +158,41 @@ def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | 
     some_hidden, some_added = torch.stack([~visible.all(), ((cells != 0) & visible).any()]).tolist()
     added = cells if not some_hidden else torch.where(visible, cells, 0.0)
     return visible if some_hidden else None, added if some_added else None
+
+
+def _without_repeats(cells: Tensor) -> Tensor:
+    """The same with size 1 along the axes where one number is repeated, as `expand` does."""
+    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            cells = cells.narrow(axis, 0, 1)
+    return cells
+
+
+def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
+    """Whether heads of one query stand in q (B, H, Nq, D) as if they were queries of one head.
+
+    From 5.23 on, transformers gives SDPA a step of a generation as (B, Hkv, H / Hkv, D), so that the keys that heads
+    share are not repeated. It is known by the module, which is given one position and says how many heads share keys.
+    """
+    return q.ndim == k.ndim == 4 and any(
+        1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
+        and q.shape[1] == k.shape[1]
+        and caller.given[:2] == (q.shape[0], 1)
+        for caller in callers
+    )
+
+
+def unpack_heads(x: Tensor) -> Tensor:
+    """(B, Hkv, heads of one query, …) → (B, H, 1, …)."""
+    return x.flatten(1, 2).unsqueeze(2)
+
+
+def unpack_cells(cells: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask of a call whose q has packed heads, for the heads unpacked."""
+    cells = None if cells is None else _without_repeats(four_axes(cells))
+    if cells is None or cells.shape[1:3].numel() == 1:
+        return cells  # all heads have one mask
+    return unpack_heads(cells.expand(-1, *q.shape[1:3], -1))
 
 
 def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:

@@ -24,6 +24,7 @@ from regard.checks import untraced
 from regard.lens.taps import functions
 from regard.lens.taps.calls import (
     HERE,
+    Caller,
     FunctionEditor,
     KernelResult,
     ObservedCall,
@@ -32,9 +33,12 @@ from regard.lens.taps.calls import (
     add_watch,
     deliver,
     find_callers,
+    has_packed_heads,
     read_call,
     remove_watch,
     trusted_lse,
+    unpack_cells,
+    unpack_heads,
     without_frames,
 )
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
@@ -83,33 +87,32 @@ class FusedTap:
         if HERE.inside or callers[0].inside_op:
             HERE.kernel = KernelResult(self.name, self._lse(args, out))
         else:
-            deliver(callers, lambda: self._observed(args, kwargs, out))
+            deliver(callers, lambda: self._observed(callers, args, kwargs, out))
         if at is None or args[at]:
             return out
         empty = None if "cudnn" in self.name else out[1].new_empty((*out[1].shape[:2], 0))
         return (out[0], empty, *out[2:])
 
-    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
+    def _observed(self, callers: list[Caller], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
         given = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
         given |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
-        output = four_axes(out[0].detach())
+        q, k, v = (given[name] for name in ("query", "key", "value"))
+        cells = given.get("attn_mask", given.get("attn_bias"))
+        output, lse = four_axes(out[0].detach()), self._lse(args, out)
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
         order = causal() if self.name == FLASH else causal(offset=0)
         try:
+            if has_packed_heads(callers, q, k):
+                q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
+                lse = None if lse is None else unpack_heads(lse)
             call = read_call(
-                given["query"],
-                given["key"],
-                given["value"],
-                cells=given.get("attn_mask", given.get("attn_bias")),
-                mask=order if given["is_causal"] else None,
-                scale=given["scale"],
+                q, k, v, cells=cells, mask=order if given["is_causal"] else None, scale=given["scale"],
                 dropout=given["dropout_p"],
-            )
+            )  # fmt: skip
         except Exception as problem:
             return ObservedCall(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
-        lse = trusted_lse(self._lse(args, out), call)
-        return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=lse, output=output)
+        return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=trusted_lse(lse, call), output=output)
 
     def _lse(self, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """The kernel's lse as (B, H, Nq), or None where its form is another than the known ones."""

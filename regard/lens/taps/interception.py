@@ -36,9 +36,12 @@ from regard.lens.taps.calls import (
     attempt,
     deliver,
     find_callers,
+    has_packed_heads,
     measuring,
     read_call,
     trusted_lse,
+    unpack_cells,
+    unpack_heads,
 )
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.softmax import same_numbers
@@ -319,14 +322,17 @@ class SdpaInterception:
         # 2. As a call of ours.
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = dict(zip(names, args, strict=False)) | kwargs
+        q, k, v = (given[name] for name in names[:3])
+        cells, output, lse = given.get("attn_mask"), four_axes(out), kernel.lse
+        if has_packed_heads(callers, q, k):
+            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
+            lse = None if lse is None else unpack_heads(lse)
         call = read_call(
-            given["query"], given["key"], given["value"], cells=given.get("attn_mask"), detach=False,
-            mask=causal(offset=0) if given.get("is_causal") else None, scale=given.get("scale"),
-            dropout=given.get("dropout_p", 0.0),
+            q, k, v, cells=cells, mask=causal(offset=0) if given.get("is_causal") else None, detach=False,
+            scale=given.get("scale"), dropout=given.get("dropout_p", 0.0),
         )  # fmt: skip
-        lse = None if kernel.lse is None else trusted_lse(kernel.lse, _detached(call))
+        lse = None if lse is None else trusted_lse(lse, _detached(call))
         # 3. Replace and report.
-        output = four_axes(out)
         for interceptor, caller in editing:
             changed = interceptor.on_kernel(caller, "sdpa", call, output)
             if changed is not None:

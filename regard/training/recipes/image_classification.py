@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ class ImageClassification(Recipe):
         cutout: side of a square that is blacked out at a random place of each training image (DeVries & Taylor 2017); 0
             for none.
         mixup: α of the Beta distribution that two images are mixed with (Zhang et al. 2018); 0 for none. The partner is
-            the next row of the same micro-batch.
+            the row before, in the same micro-batch.
+        cutmix: α of the Beta distribution of the area that keeps its own image, where the partner fills a rectangle of
+            each (Yun et al. 2019); 0 for none. With mixup too, each image draws one of the two.
         smoothing: label smoothing in training.
     """
 
@@ -46,15 +49,16 @@ class ImageClassification(Recipe):
     shift: int = 0
     cutout: int = 0
     mixup: float = 0.0
+    cutmix: float = 0.0
     smoothing: float = 0.0
     name: ClassVar[str] = "image-classification"
     task: ClassVar[str] = "image-classification"
 
     def __post_init__(self) -> None:
-        if min(self.shift, self.cutout, self.mixup) < 0 or not 0 <= self.smoothing < 1:
+        if min(self.shift, self.cutout, self.mixup, self.cutmix) < 0 or not 0 <= self.smoothing < 1:
             raise ValueError(
-                "shift, cutout and mixup must be 0 or more and smoothing in [0, 1); "
-                f"got {self.shift}, {self.cutout}, {self.mixup}, {self.smoothing}"
+                "shift, cutout, mixup and cutmix must be 0 or more and smoothing in [0, 1); "
+                f"got {self.shift}, {self.cutout}, {self.mixup}, {self.cutmix}, {self.smoothing}"
             )
 
     @classmethod
@@ -66,12 +70,13 @@ class ImageClassification(Recipe):
         shift: int = 0,
         cutout: int = 0,
         mixup: float = 0.0,
+        cutmix: float = 0.0,
         smoothing: float = 0.0,
     ) -> ImageClassification:
         """With the model's labels and the normalisation of its image processor; 0.5 ± 0.5 where it has none."""
         values = processor_of(model).values
         mean, std = (tuple(values[name]) for name in ("image_mean", "image_std"))
-        changes: dict[str, Any] = {"flip": flip, "shift": shift, "cutout": cutout, "mixup": mixup}
+        changes: dict[str, Any] = {"flip": flip, "shift": shift, "cutout": cutout, "mixup": mixup, "cutmix": cutmix}
         return cls(labels=model_labels(model), mean=mean, std=std, smoothing=smoothing, **changes)
 
     def rows(self, data: Any, model: Model, *, training: bool) -> ImageRows:
@@ -85,19 +90,29 @@ class ImageClassification(Recipe):
         return ImageRows(images, labels, training)
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
-        """pixel_values (B, C, H, W) and labels (B,); with mixup, labels (B, L) of probabilities."""
+        """pixel_values (B, C, H, W) and labels (B,); with mixup or cutmix, labels (B, L) of probabilities."""
         training = all(training for _, _, training in rows)
         images = torch.stack([image for image, _, _ in rows])
         pixels = (self.augment(images, rng) if training else images).float().div_(255)
         mean, std = (torch.tensor(values[: pixels.shape[1]]).reshape(-1, 1, 1) for values in (self.mean, self.std))
         pixels.sub_(mean).div_(std)
         labels = torch.tensor([label for _, label, _ in rows])
-        if self.mixup and training:
-            share = torch.tensor([random.beta(self.mixup, self.mixup) for random in rng], dtype=torch.float32)
-            pixels = torch.lerp(pixels.roll(1, 0), pixels, share.reshape(-1, 1, 1, 1))
-            sure = one_hot(labels, len(self.labels)).float()
-            labels = share[:, None] * sure + (1 - share[:, None]) * sure.roll(1, 0)
+        if (self.mixup or self.cutmix) and training:
+            own = torch.stack([self.own_share(*pixels.shape[-2:], random) for random in rng])  # (B, H, W)
+            pixels = torch.lerp(pixels.roll(1, 0), pixels, own[:, None])
+            probabilities = one_hot(labels, len(self.labels)).float()
+            labels = torch.lerp(probabilities.roll(1, 0), probabilities, own.mean((1, 2))[:, None])
         return {"pixel_values": pixels, "labels": labels}
+
+    def own_share(self, height: int, width: int, random: np.random.Generator) -> Tensor:
+        """How much of each pixel (H, W) an image keeps of itself when it is mixed with its partner."""
+        if self.cutmix and (not self.mixup or random.random() < 0.5):
+            share = torch.ones(height, width)
+            side = math.sqrt(1 - random.beta(self.cutmix, self.cutmix))  # of the rectangle ÷ that of the image
+            (y, x), (tall, wide) = random.random(2) * (height, width), (side * height / 2, side * width / 2)
+            share[max(0, round(y - tall)) : round(y + tall), max(0, round(x - wide)) : round(x + wide)] = 0
+            return share
+        return torch.full((height, width), random.beta(self.mixup, self.mixup))
 
     def augment(self, images: Tensor, rng: Sequence[np.random.Generator]) -> Tensor:
         """Training images (B, C, H, W), mirrored, moved and cut out of, each by its own generator."""
