@@ -90,6 +90,8 @@ class Atlas {
     this.sizes = null;
     /** @type {Set<HeadLine> | null} */
     this.fits = null;
+    /** @type {import("./search.js").Part | undefined} */
+    this.part = undefined; // what the search asks for, where that is one thing
     /** @type {Overview | null} */
     this.overview = null;
     /** @type {HeadLine[]} */
@@ -367,13 +369,16 @@ class Atlas {
     return { token: `“${this.naming?.query(layer, token) ?? token}”`, key: `“${this.naming?.key(layer, key) ?? key}”` };
   }
 
-  /** Choose the head that is best by the measure among those that fit the search. */
+  /** Of the heads that fit the search, choose the best by its pattern, else by the measure; where none fits, the closest. */
   chooseBest() {
-    const { fits, values } = this;
-    if (!fits || fits.size === 0) return;
-    const value = (/** @type {HeadLine} */ head) => values?.[this.heads.indexOf(head)] ?? NaN;
-    const { layer, head } = [...fits].reduce((best, one) => (value(one) > value(best) ? one : best));
-    this.store.set({ layer, head });
+    const { fits, part, values } = this;
+    if (!fits) return;
+    const pattern = part && "pattern" in part ? part.pattern : null;
+    const value = (/** @type {HeadLine} */ head) =>
+      pattern ? head.numbers[pattern] : (values?.[this.heads.indexOf(head)] ?? NaN);
+    const [first, ...rest] = fits;
+    const best = first ? rest.reduce((top, one) => (value(one) > value(top) ? one : top), first) : closest(this.heads, part)?.head;
+    if (best) this.store.set({ layer: best.layer, head: best.head });
   }
 
   /**
@@ -388,6 +393,7 @@ class Atlas {
     this.search.removeAttribute("aria-invalid");
     try {
       const { fits, part } = fitting(this.heads, find, overview);
+      this.part = part;
       fill(this.found, ...(find.trim() ? this.foundWords(fits, part) : [""]));
       return find.trim() ? fits : null;
     } catch (error) {
