@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BENCH ?= attention
 ARGS ?=
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input
-# At most four processes: each imports and collects everything for itself, 12 s and 600 MB. ARGS="-n 0" is one process.
+# At most four processes: each imports and collects everything for itself, 11 s and 1.5 GB. ARGS="-n 0" is one process.
 # A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the files that
 # take longest start first: tests/conftest.py puts them there, which pytest-xdist's order by number of tests would undo.
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder

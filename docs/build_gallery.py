@@ -28,7 +28,7 @@ from regard.viz import figures  # noqa: E402
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH, COLOURS = 700, 128  # of a picture: at most 150 KB each
+WIDTH = 620  # of a picture: at most 300 KB each
 SENTENCE = "The animal didn't cross the street because it was too tired."
 
 
@@ -90,6 +90,7 @@ def figure(session: Session, entry: Entry, photo: Path | None) -> Figure:
         from regard.data.images import open_image
 
         view = session.capture[layer.path]
+        view = replace(view, placed=replace(view.placed, model=session.name))
         assert photo is not None
         return view.overlay(open_image(photo).image, token=(0, entry.token), head=entry.head).figure()
     subject = f"{session.name}, layer {entry.layer}, head {entry.head}: {session.text}"
@@ -108,8 +109,7 @@ def write_picture(drawn: Figure, path: Path) -> None:
     drawn.savefig(buffer, format="png", facecolor=drawn.get_facecolor())
     with Image.open(buffer) as image:
         size = (min(WIDTH, image.width), round(image.height * min(WIDTH, image.width) / image.width))
-        small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-        small.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(path, optimize=True)
 
 
 def build(folder: Path, models: Path | None = None, photo: Path | None = None) -> list[str]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from regard.lens.watch import watch
     from regard.lens.weight_patterns import patterns
     from regard.models.loading import build, load
-    from regard.nn.attention import MultiHeadAttention
-    from regard.nn.cache import FixedCache, GrowingCache
+    from regard.nn.attention import FixedCache, GrowingCache, MultiHeadAttention
     from regard.op import attention, steps
     from regard.parity.verification import verify
     from regard.training import recipes
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "FixedCache": "regard.nn.cache",
-    "GrowingCache": "regard.nn.cache",
+    "FixedCache": "regard.nn.attention",
+    "GrowingCache": "regard.nn.attention",
     "MultiHeadAttention": "regard.nn.attention",
     "Survey": "regard.edits.survey",
     "attention": "regard.op",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.backends import choose, reference
+from regard.backends import choose, place_of_launch, prepare_launch, reference
 from regard.backends.call import Call, as_given, prepare
 from regard.checks import check_dense, check_int
 from regard.locale import Lang, translate
@@ -92,6 +92,14 @@ def attention(
         TypeError: an argument of the wrong kind or dtype.
         ValueError: sizes that do not fit, or a named backend that cannot do the call.
     """
+    # 1. A call like an earlier one goes straight to its kernel. Editors and observers get every call, checked.
+    place = launch = None
+    plain = backend == "auto" and softcap is None and sinks is None and chunk is None and dropout == 0.0
+    if plain and not torch.compiler.is_compiling() and not (_observers or _editors):
+        place = place_of_launch(q, k, v, mask, bias, scale)
+        if place is not None and (launch := place[0].get(place[1])) is not None:
+            return launch(q, k, v, mask, bias)
+    # 2. Check the arguments and choose a backend.
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     if chunk is not None:
         call = replace(call, chunk=check_int("chunk", chunk))
@@ -101,6 +109,9 @@ def attention(
             )
         backend = "tiled"
     chosen = choose(call, backend)
+    if place is not None and (launch := prepare_launch(call, chosen, place)) is not None:
+        return launch(q, k, v, mask, bias)
+    # 3. Compute, and tell those who edit or observe.
     with as_given(call.device):
         out = _empty(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
     if call.numpy and isinstance(out, Tensor):

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from regard.files import Refusal, parsed
 
-__all__ = ["DTYPES", "Entry", "TensorFile", "TensorFileError", "check_tensor", "write_tensors"]
+__all__ = [
+    "DTYPES",
+    "Entry",
+    "TensorFile",
+    "TensorFileError",
+    "check_tensor",
+    "header_entries",
+    "raw_bytes",
+    "write_tensors",
+]
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
@@ -174,21 +183,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: the path is taken, or writing fails; what is written by then stays.
     """
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # wide ones first, so all are aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    entries = header_entries(tensors)
+    text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            tensor = tensors[name]
-            if tensor.numel():
-                dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                file.write(dense.reshape(-1).view(torch.uint8).numpy().data)
+        for name in entries:
+            file.write(raw_bytes(tensors[name]))
         file.flush()
         os.fsync(file.fileno())
+
+
+def header_entries(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """What a header says of each tensor, in the order of the data: wide ones first, so that all are aligned."""
+    entries, end = {}, 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    return entries
+
+
+def raw_bytes(tensor: Tensor) -> bytes | memoryview:
+    """The numbers of a tensor as a file holds them."""
+    if not tensor.numel():
+        return b""
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy().data

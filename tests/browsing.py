@@ -28,11 +28,28 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 60  # seconds that a page on a busy machine may take; on others nobody waits for so long
 
 
+class CachedFiles:
+    """ASGI middleware by which the browser keeps scripts and styles: most of the work of opening a page is theirs."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                others = [(name, value) for name, value in message["headers"] if name != b"cache-control"]
+                message = message | {"headers": [*others, (b"cache-control", b"max-age=86400")]}
+            await send(message)
+
+        await self.app(scope, receive, sent if scope.get("path", "").startswith("/page/") else send)
+
+
 @contextmanager
-def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> Iterator[str]:
+def serving(sessions: Sequence[Session], models: ModelShelf | None = None, *, cached: bool = True) -> Iterator[str]:
     """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address.
 
-    Its token is TOKEN, which a page of `opened` sends with every request.
+    Its token is TOKEN, which a page of `opened` sends with every request. cached: the browser keeps scripts and styles,
+    which the server itself forbids.
     """
     pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
     pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'regard[explorer]'")
@@ -44,7 +61,8 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
     with _listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         shelf = ModelShelf(demo=False) if models is None else models
-        server = http_server(app(sessions, shelf, port=port, token=TOKEN))
+        explorer = app(sessions, shelf, port=port, token=TOKEN)
+        server = http_server(CachedFiles(explorer) if cached else explorer)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
@@ -57,6 +58,13 @@ def no_fetched_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_HOME", os.devnull)
 
 
+@pytest.fixture(autouse=True)
+def no_prepared_launches() -> None:
+    """What a test changes in the backends must not be kept for the next one."""
+    if (backends := sys.modules.get("regard.backends")) is not None:
+        backends._LAUNCHES.clear()
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data and weights beside the checkout."""
@@ -88,47 +96,66 @@ def compiler() -> None:
         pytest.skip("torch.compile cannot link where torch's path has a space in it")
 
 
-# The files that take longest, in this order: 25 to 8 s each. They start first, so that no process ends with one alone.
+# The files that take longest, 30 to 5 s each. They start first, so that no process ends with one alone. Those that
+# need a browser come one after the other, since a process closes it with the last of its files in explorer/.
 LONGEST = [
-    "explorer/test_page.py",
+    "explorer/test_page_opening.py",
     "explorer/test_image_page.py",
+    "explorer/test_page.py",
     "explorer/test_page_corners.py",
-    "lens/test_gpu_engine.py",
-    "test_conformance.py",
-    "lens/test_watch_models.py",
-    "lens/test_taps.py",
+    "explorer/test_page_swaps.py",
+    "explorer/test_page_share.py",
+    "explorer/test_page_atlas.py",
+    "explorer/test_page_predictions.py",
+    "explorer/test_server_page.py",
+    "explorer/test_link_effects_served.py",
+    "explorer/test_widget_page.py",
+    "cli/test_train.py",
     "test_layout.py",
     "cli/test_cli.py",
+    "test_learn.py",
+    "test_op.py",
+    "test_conformance.py",
+    "models/test_fused_loss.py",
     "training/test_loop.py",
+    "lens/test_gpu_engine.py",
     "viz/test_figures.py",
-    "lens/test_watch.py",
-    "lens/test_function_taps.py",
-    "lens/test_edited_softmax.py",
-    "lens/test_watch_interrupted.py",
-    "parity/test_verifying.py",
     "explorer/test_server.py",
-    "models/test_tensor_parallel.py",
-    "training/test_parallel.py",
-    "viz/test_lens_figures.py",
-    "generation/test_beam_search.py",
-    "lens/test_look.py",
-    "session/test_image_session.py",
-    "lens/test_saving.py",
-    "lens/test_large_logits.py",
-    "lens/test_watch_long.py",
-    "backends/test_sparse_kernels.py",
-    "backends/test_backends.py",
     "test_golden.py",
-    "edits/test_any_model.py",
-    "edits/test_effects.py",
-    "generation/test_prompt_batches.py",
+    "lens/test_watch_long.py",
+    "test_site.py",
+    "edits/test_survey.py",
+    "viz/test_lens_figures.py",
+    "backends/test_kernels_compile.py",
     "training/test_trainer.py",
-    "nn/test_performer.py",
-    "parity/test_verifying_pictures.py",
-    "lens/test_engines.py",
+    "generation/test_beam_search.py",
+    "tasks/test_tasks_on_images.py",
+    "lens/test_function_taps.py",
+    "lens/test_look.py",
+    "lens/test_saving.py",
+    "parity/test_verifying.py",
+    "lens/test_watch_interrupted.py",
+    "backends/test_sparse_kernels.py",
+    "backends/test_sparse.py",
+    "models/test_vit.py",
+    "models/test_idefics.py",
+    "backends/test_fused.py",
+    "test_locale.py",
+    "models/test_tensor_parallel.py",
+    "models/test_blip.py",
+    "training/test_parallel.py",
+    "cli/test_look_text.py",
+    "models/test_swin.py",
+    "lens/test_watch_models.py",
+    "backends/test_backends.py",
     "explorer/test_server_attacks.py",
-    "test_kills.py",
-    "test_fuzz.py",
+    "lens/test_large_logits.py",
+    "models/test_big_bird.py",
+    "session/test_image_session.py",
+    "cli/test_look_image.py",
+    "generation/test_generation_loop.py",
+    "models/test_llava.py",
+    "data/test_tokenizer.py",
 ]
 
 

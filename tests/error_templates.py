@@ -65,12 +65,15 @@ class Source:
 
     path: Path
     tree: ast.Module
+    nodes: list[ast.AST] = field(default_factory=list)  # in the order of ast.walk
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in ast.walk(self.tree):
-            for child in ast.iter_child_nodes(node):
-                self.parents[child] = node
+        self.nodes.append(self.tree)
+        for node in self.nodes:
+            children = list(ast.iter_child_nodes(node))
+            self.parents |= dict.fromkeys(children, node)
+            self.nodes += children
 
     @cached_property
     def globals(self) -> dict[str, list[ast.expr]]:
@@ -124,7 +127,7 @@ class Package:
         self.constants: dict[str, list[tuple[Source, ast.expr]]] = defaultdict(list)
         self.locals: dict[ast.AST, dict[str, list[ast.expr]]] = {}
         for source in self.sources:
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 if isinstance(node, ast.FunctionDef):
                     self.functions[node.name].append((source, node))
                 elif isinstance(node, ast.Call):
@@ -138,7 +141,7 @@ class Package:
     def messages(self) -> Iterator[tuple[str, Message]]:
         """The place and the parts of every message."""
         for source in self.sources:
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 for expression in self.expressions(source, node):
                     for message in self.texts(source, expression) or []:
                         if any(part.options if isinstance(part, Field) else " " in part for part in message):
@@ -170,7 +173,7 @@ class Package:
 
     def literals(self) -> set[str]:
         """The templates of all strings in the source: phrases that are not followed to a message are among them."""
-        nodes = [node for source in self.sources for node in ast.walk(source.tree)]
+        nodes = [node for source in self.sources for node in source.nodes]
         texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
         joins = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
         return texts | {"".join(v.value if isinstance(v, ast.Constant) else "{}" for v in values) for values in joins}

@@ -1,4 +1,4 @@
-"""One process of a tensor-parallel run, `python tensor_parallel_worker.py RANK FOLDER`: the tests start two.
+"""One process of a tensor-parallel run of two.
 
 It reads models and inputs from the folder and leaves there what this process computed. `run`, `layer` and `generated`
 also serve the test itself, which computes the same in one process.
@@ -7,7 +7,7 @@ also serve the test itself, which computes the same in one process.
 from __future__ import annotations
 
 import copy
-import sys
+import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -218,8 +218,9 @@ def watched(mesh: DeviceMesh) -> dict[str, Any]:
     }
 
 
-def main(rank: int, folder: Path) -> None:
+def main(folder: Path) -> None:
     """Compute everything and leave it in the folder."""
+    rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=180))
@@ -236,7 +237,3 @@ def main(rank: int, folder: Path) -> None:
         torch.save(made, folder / f"rank {rank}.pt")
     finally:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -58,7 +58,7 @@ def test_kernels_launchers_and_what_they_run_through_are_hashed(gpu_check):
     kernels = [path for path in (ROOT / "regard").rglob("*.py") if "import triton" in path.read_text("utf-8")]
     assert kernels
     assert {path.relative_to(ROOT).as_posix() for path in kernels} <= files.keys()
-    assert {"regard/devices.py", "regard/op.py", "regard/nn/cache.py"} <= files.keys()
+    assert {"regard/devices.py", "regard/op.py", "regard/nn/attention.py"} <= files.keys()
     assert "regard/tables.py" not in files
 
 

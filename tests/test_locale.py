@@ -9,6 +9,7 @@ import warnings
 from dataclasses import fields
 from pathlib import Path
 from string import Formatter
+from typing import NamedTuple
 
 import pytest
 from error_templates import Message, Package, missing, reachable, template
@@ -17,8 +18,7 @@ from speaking_twins import bert
 import regard
 from regard.cli import main
 from regard.cli.commands import COMMANDS
-from regard.locale import translate, translate_error
-from regard.locale.errors import FIELD, PARTICLES, particle
+from regard.locale import FIELD, PARTICLES, particle, translate, translate_error
 
 PACKAGE = Path(regard.__file__).parent
 ALL = {
@@ -36,8 +36,9 @@ HANGUL = re.compile("[가-힣]")
 def translated_texts() -> set[str]:
     """The literal first arguments of `translate(...)` and of a `say(...)`, which passes its language on."""
     texts = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    for source in (source for source in sources if "translate(" in source or "say(" in source):
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and not (len(node.args) == 2 and called(node) == "say"):
                 first = node.args[:1] if called(node) in ("translate", "say") else []
                 texts |= {text.value for text in first if isinstance(text, ast.Constant)}
@@ -99,10 +100,22 @@ def test_values_are_filled_in_after_translation():
 # ---------------------------------------------------------------------------------------------- the catalogue of errors
 
 
+class Strings(NamedTuple):
+    """The templates of all strings of the package, and its messages."""
+
+    literals: set[str]
+    messages: list[Message]
+
+
 @pytest.fixture(scope="module")
-def errors() -> list[Message]:
-    """The messages of the package."""
-    return [message for _, message in Package().messages()]
+def strings() -> Strings:
+    package = Package()
+    return Strings(package.literals(), [message for _, message in package.messages()])
+
+
+@pytest.fixture(scope="module")
+def errors(strings: Strings) -> list[Message]:
+    return strings.messages
 
 
 def test_every_error_of_the_package_is_in_the_korean_catalogue(errors):
@@ -110,9 +123,9 @@ def test_every_error_of_the_package_is_in_the_korean_catalogue(errors):
     assert [lack for message in errors for lack in missing(message, ERRORS)] == []
 
 
-def test_every_entry_is_an_error_of_the_package(errors):
+def test_every_entry_is_an_error_of_the_package(strings):
     """Those of Python, typer and the operating system are in a file of their own."""
-    used = Package().literals().union(*map(reachable, errors))
+    used = strings.literals.union(*map(reachable, strings.messages))
     others = [name for name in ERROR_FILES if name != "errors_system.json"]
     assert [(name, key) for name in others for key in ERROR_FILES[name] if key not in used] == []
 

@@ -153,7 +153,8 @@ class Twin:
     read: Callable[[nn.Module, dict[str, Any]], dict[str, Tensor]] = field(default_factory=lambda: of_theirs)
 
     def __post_init__(self) -> None:
-        build(self.architecture, self.config, torch.float32, self.change).save_pretrained(self.directory)
+        self.written: nn.Module | None = build(self.architecture, self.config, torch.float32, self.change)
+        self.written.save_pretrained(self.directory)
 
     @cached_property
     def truth(self) -> nn.Module:
@@ -161,6 +162,9 @@ class Twin:
             return build(self.architecture, self.config, torch.float64, self.change)
 
     def baseline(self, dtype: torch.dtype) -> nn.Module:
+        written, self.written = self.written, None  # the first in fp32 is there already; whoever has it may change it
+        if dtype == torch.float32 and written is not None:
+            return written
         return build(self.architecture, self.config, dtype, self.change)
 
     def ours(self, dtype: torch.dtype, **more: Any) -> Model:

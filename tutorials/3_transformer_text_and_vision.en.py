@@ -258,8 +258,7 @@ sky = 1 * 14 + 12
 figures.overlay(
     boxes,
     looks[sky],
-    (224, 224),
-    image=photo,
+    photo,
     asked=boxes[sky],
     title="Where a patch of sky looks: from pixels alone",
     lang="en",

@@ -256,8 +256,7 @@ sky = 1 * 14 + 12
 figures.overlay(
     boxes,
     looks[sky],
-    (224, 224),
-    image=photo,
+    photo,
     asked=boxes[sky],
     title="하늘 패치가 보는 곳: 픽셀만으로 계산",
     lang="ko",

@@ -140,7 +140,13 @@ for tokens, weights, tower in ((eiffel_tokens, eiffel_weights, 4), (small_tokens
 
 # %%
 row = eiffel_weights[0, :, 4].mean(axis=0)
-figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="Layer 0: what tower looks at", lang="en")
+figures.links(
+    eiffel_tokens,
+    [(4, key, weight) for key, weight in enumerate(row)],
+    kind="arcs",
+    title="Layer 0: what tower looks at",
+    lang="en",
+)
 
 # %% [markdown]
 # The dot marks the word that is looked at. Arcs above look back, or at the word itself; arcs below look ahead.

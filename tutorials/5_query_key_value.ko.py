@@ -138,7 +138,13 @@ for tokens, weights, tower in ((eiffel_tokens, eiffel_weights, 4), (small_tokens
 
 # %%
 row = eiffel_weights[0, :, 4].mean(axis=0)
-figures.links(eiffel_tokens, [4] * 6, list(range(6)), row, kind="arcs", title="레이어 0: tower가 보는 단어", lang="ko")
+figures.links(
+    eiffel_tokens,
+    [(4, key, weight) for key, weight in enumerate(row)],
+    kind="arcs",
+    title="레이어 0: tower가 보는 단어",
+    lang="ko",
+)
 
 # %% [markdown]
 # 점이 찍힌 쪽이 보이는 단어입니다. 위쪽 호는 앞이나 자기 자신을, 아래쪽 호는 뒤를 봅니다.

@@ -23,15 +23,18 @@ from types import ModuleType
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard import tables
 from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
-from regard.backends.call import Call, CallOptions, prepare
+from regard.backends.call import Call, CallOptions, Launch, prepare
 from regard.checks import has_numbers, untraced
+from regard.masks import Mask
 from regard.masks.biases import DenseBias
 from regard.masks.tiles import visible_tiles
 
-__all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
+__all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load", "place_of_launch", "prepare_launch"]
 
 MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -134,6 +137,91 @@ def _share(call: Call) -> float:
     if not call.numpy and not has_numbers(call.q):
         return 1.0
     return visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu")).share
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+MOST_LAUNCHES = 64  # that are kept for masks without tensors, and with each mask that has some
+_LAUNCHES: dict[Any, Launch] = {}
+
+LaunchPlace = tuple[dict[Any, Launch], tuple[Any, ...]]
+"""Where a launch is kept, and its key: all that the checks of a call and the choice of its backend depend on."""
+
+# A release of torch without these is never at rest: its calls are checked each time.
+_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_dispatch_depth = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def place_of_launch(q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: Any) -> LaunchPlace | None:
+    """Where the launch of a call without other options is kept; None for a call that has to be checked each time.
+
+    A launch lives with a mask that holds tensors, until one of them is written to, and with equal masks otherwise.
+    Tensors that are themselves mask or bias are read in every call: memory that torch shares with NumPy counts no
+    writes.
+    """
+    # 1. Plain tensors on one device, and nothing that follows or changes operations.
+    if not (type(q) is type(k) is type(v) is Tensor and q.layout is k.layout is v.layout is torch.strided):
+        return None
+    if q.is_nested or k.is_nested or v.is_nested or q.dtype is not k.dtype or q.dtype is not v.dtype:
+        return None
+    device, shape = q.device, q.shape
+    if len(shape) != 4 or device != k.device or device != v.device or not (scale is None or type(scale) is float):
+        return None
+    if not (q.is_cpu or q.is_cuda):
+        return None
+    if torch.is_autocast_enabled(device.type) or getattr(forward_ad, "_current_level", 0) >= 0:
+        return None
+    if _transforming() or _dispatch_depth() or torch._C._get_tracing_state() is not None:
+        return None
+    # 2. The key, and where it belongs.
+    kept = _LAUNCHES
+    if isinstance(mask, Mask):
+        if not mask.never_stale:
+            return None
+        if mask.holds_tensors:
+            kept, mask = mask.kept, "launch"
+    elif mask is not None:
+        mask = _plain_form(mask, device)
+        if mask is None or bias is not None:
+            return None
+    if bias is not None:
+        bias = _plain_form(bias, device)
+        if bias is None or mask is not None:
+            return None
+    gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return kept, (mask, bias, shape, k.shape, v.shape, q.dtype, device, scale, gradient)
+
+
+def _plain_form(cells: Any, device: torch.device) -> tuple[torch.Size, torch.dtype] | None:
+    """What a plain dense tensor on the device must be alike in to be read in the same way."""
+    if type(cells) is not Tensor or cells.layout is not torch.strided or cells.is_nested or cells.device != device:
+        return None
+    return cells.shape, cells.dtype
+
+
+def prepare_launch(call: Call, chosen: ModuleType, place: LaunchPlace) -> Launch | None:
+    """The launch of a checked call, kept at its place; None for a call that has to be checked each time."""
+    if 0 in call.sizes or 0 in call.v.shape:
+        return None
+    if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None  # what is made now belongs to the graph
+    kept, key = place
+    reads = type(key[0]) is tuple or key[1] is not None  # mask or bias is a tensor
+    with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+        launch: Launch | None = chosen.launcher(call, reads) if chosen in (sdpa, flex) else None
+    if launch is None:
+        if reads:
+            return None
+        scale, sizes = call.scale, call.sizes
+
+        def launch(q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any) -> Tensor:
+            out: Tensor = chosen.run(Call(q, k, v, mask, bias, scale, None, None, 0.0, False, sizes))
+            return out
+
+    while len(kept) >= MOST_LAUNCHES:  # oldest first; another thread may remove it at the same time
+        kept.pop(next(iter(kept)), None)
+    kept[key] = launch
+    return launch
 
 
 @dataclass(frozen=True)

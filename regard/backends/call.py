@@ -22,6 +22,7 @@ __all__ = [
     "BiasGradient",
     "Call",
     "CallOptions",
+    "Launch",
     "TileDropout",
     "as_given",
     "cells_of_bias",
@@ -31,6 +32,9 @@ __all__ = [
     "prepare",
     "rows_together",
 ]
+
+Launch = Callable[[Tensor, Tensor, Tensor, Any, Any], Tensor]
+"""A call that was checked and prepared before, for other q, k and v; mask and bias are read if they are tensors."""
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

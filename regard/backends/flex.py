@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from regard.backends.call import Call, custom_kernel_unsupported_reason
+from regard.backends.call import Call, Launch, custom_kernel_unsupported_reason
 from regard.masks import FULL, PARTIAL, Mask
 from regard.masks.rules import IndexRule, keep
 
-__all__ = ["forward_with_lse", "how", "run", "unsupported_reason"]
+__all__ = ["forward_with_lse", "how", "launcher", "run", "unsupported_reason"]
 
 BLOCK = 128
 OWN_KERNELS = 4  # of one form, before further sizes share one
@@ -68,10 +68,31 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse.detach()
 
 
+def launcher(call: Call, reads: bool) -> Launch | None:
+    """The call for other q, k and v, without its checks; None where mask or bias came as a tensor (`reads`)."""
+    if reads:
+        return None
+    kernel, arguments = _kernel_for(call, with_lse=False), _arguments(call, with_lse=False, traced=False)
+    return lambda q, k, v, mask, bias: kernel(q, k, v, *arguments)[0]
+
+
 def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     call = call.in_torch()
     traced = torch.compiler.is_compiling()  # compiled from outside: no compilation or cache of our own
     kernel = _kernel if traced else _kernel_for(call, with_lse)
+    arguments = (call.q, call.k, call.v, *_arguments(call, with_lse, traced))
+    if any(t.requires_grad and not t.is_leaf for t in call.extras):  # torch.compile warns that it reads their .grad
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
+            out, lse = kernel(*arguments)
+    else:
+        out, lse = kernel(*arguments)
+    assert isinstance(out, Tensor)
+    return out, lse
+
+
+def _arguments(call: Call, with_lse: bool, traced: bool) -> tuple[Any, ...]:
+    """What the kernel gets beside q, k and v."""
     mask, (_, _, nq, nk), device = call.mask, call.sizes, call.q.device
     if mask is None:
         blocks = None
@@ -83,15 +104,7 @@ def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     # A bias that is looked up is loaded ahead like keys and values: three loads in flight would not fit into a core.
     tables = call.bias is not None and call.bias.holds_tensors and device.type == "cuda"
     options = {"num_stages": 2} if tables else None
-    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse, options)
-    if any(t.requires_grad and not t.is_leaf for t in call.extras):  # torch.compile warns that it reads their .grad
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
-            out, lse = kernel(*arguments)
-    else:
-        out, lse = kernel(*arguments)
-    assert isinstance(out, Tensor)
-    return out, lse
+    return _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse, options
 
 
 def _kernel(

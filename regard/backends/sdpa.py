@@ -7,20 +7,20 @@ Softcap and sinks are not supported.
 from __future__ import annotations
 
 from math import inf, isfinite, prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.backends.call import Call, cells_of_bias, cells_of_mask, forward_mode_unsupported_reason
+from regard.backends.call import Call, Launch, cells_of_bias, cells_of_mask, forward_mode_unsupported_reason
 from regard.checks import has_numbers
-from regard.masks import Causal
+from regard.masks import Causal, DenseMask
 from regard.masks.biases import DenseBias
 from regard.masks.rules import keep
 from regard.positions import SwinBias
 
-__all__ = ["forward_with_lse", "how", "plain", "run", "unsupported_reason"]
+__all__ = ["forward_with_lse", "how", "launcher", "plain", "run", "unsupported_reason"]
 
 FLASH, CUDNN = 1, 3  # of torch.nn.attention.SDPBackend
 
@@ -87,6 +87,62 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor | None]:
     """The output, and each row's lse (B, H, Nq) if the kernel that torch takes hands it over; else None."""
     out, lse = _run(call, with_lse=True)
     return out, None if lse is None else lse.detach()
+
+
+def launcher(call: Call, reads: bool) -> Launch | None:
+    """The call for other q, k and v, without its checks; None where `run` has more to do.
+
+    reads: mask or bias came as a tensor and is read in each call; else what the mask gives is kept where it is small.
+    """
+    (_, _, nq, nk), scale, grouped = call.sizes, call.scale, call.k.shape[1] != call.sizes[1]
+    on_cpu, shape = call.device.type == "cpu", plain(call)
+    if scale <= 0 or (on_cpu and call.v.shape[-1] != call.q.shape[-1]):
+        return None
+    if shape is not None:
+        causal = shape == "causal"
+        return lambda q, k, v, mask, bias: scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    if not on_cpu or nq * nk * prod((1, 1) if call.mask is None else call.mask.leading) > MOST_KEPT:
+        return None
+    if reads:
+        return _reading_launcher(call)
+    cells, seen = _dense_cells(call)
+    cells = torch.zeros((), dtype=call.q.dtype).masked_fill(~cells, -inf)  # as torch would do in every call
+    cells = cells.expand(*cells.shape[:2], nq, nk)
+
+    def launch(q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any) -> Tensor:
+        out = scaled_dot_product_attention(q, k, v, cells, scale=scale, enable_gqa=grouped)
+        return out if seen is None else torch.where(seen, out, 0.0)
+
+    return launch
+
+
+def _reading_launcher(call: Call) -> Launch | None:
+    """The launch of a call with a dense mask or bias, which sees to it that each row has something to look at."""
+    rule = call.bias if call.mask is None else call.mask
+    assert isinstance(rule, (DenseMask, DenseBias))
+    sizes, scale, grouped = call.sizes, call.scale, call.k.shape[1] != call.sizes[1]
+    four, whole = rule.cells.shape, (*rule.cells.shape[:2], *sizes[2:])
+    if call.bias is not None and rule.cells.dtype != call.wide:
+        return None
+
+    def launch(q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any) -> Tensor:
+        cells = bias if mask is None else mask
+        if cells.ndim != 4:
+            cells = cells.view(four)
+        if mask is None:
+            full = isfinite((cells.detach() if cells.requires_grad else cells).sum().item())
+        else:
+            full = cells.any(-1).all().item()
+        if full:
+            if four != whole:
+                cells = cells.expand(whole)
+            return scaled_dot_product_attention(q, k, v, cells, scale=scale, enable_gqa=grouped)
+        mask, bias = None if mask is None else DenseMask(cells), None if bias is None else DenseBias(cells)
+        return run(Call(q, k, v, mask, bias, scale, None, None, 0.0, False, sizes))
+
+    return launch
 
 
 def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:

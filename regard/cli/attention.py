@@ -197,7 +197,10 @@ def cost(options: CostOptions) -> None:
     )
 
     def require(option: str, names: tuple[str, ...]) -> None:
-        typed = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False)]
+        values = {name: getattr(options, name) for name in names}
+        typed = [
+            f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False
+        ]
         if typed:
             raise ValueError(f"{', '.join(typed)} {'needs' if len(typed) == 1 else 'need'} {option}")
 

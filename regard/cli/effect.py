@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from regard import tables
 from regard.cli.commands import EffectOptions
 from regard.cli.inputs import chosen_layer, find_token, read_one, refuse_images
-from regard.cli.look import read_text
+from regard.cli.look import read_text, refuse
 from regard.cli.outputs import Terminal, bar, print_json
 from regard.session.labels import shown, spelled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.edits.effects import Effect
     from regard.edits.metrics import Metric
     from regard.edits.values import Edit
     from regard.models.outputs import ModelOutput
@@ -69,24 +68,20 @@ def check_options(options: EffectOptions) -> None:
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     kind, _ = split_metric(options.metric)
-
-    def refuse(names: tuple[str, ...], why: str) -> None:
-        if typed := [f"--{name}" for name in names if getattr(options, name) is not None]:
-            raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
-
     edit = options.edit or "knock-out"
     if options.scan is not None:
-        refuse(
-            ("edit", "to", "layer", "head", "controls", "seed"), "not for --scan, which edits one place after another"
-        )
+        of_one = ("edit", "to", "layer", "head", "controls", "seed")
+        refuse(options, of_one, "not for --scan, which edits one place after another")
         needed: tuple[str, ...] = ("token",) if options.scan == "edges" or kind == "moved" else ()
         what = "--scan edges" if options.scan == "edges" else "--metric moved"
     else:
-        refuse(("method",), "for --scan")
-        refuse(("controls", "seed") if options.head is None else ("top",),
-               "for one edit: give --layer and --head" if options.head is None else "for tables")  # fmt: skip
+        refuse(options, ("method",), "for --scan")
+        if options.head is None:
+            refuse(options, ("controls", "seed"), "for one edit: give --layer and --head")
+        else:
+            refuse(options, ("top",), "for tables")
         if edit == "ablate":
-            refuse(("to",), "for knock-out and zero-values; ablate takes the head's whole output")
+            refuse(options, ("to",), "for knock-out and zero-values; ablate takes the head's whole output")
         link = {"knock-out": ("token", "to"), "zero-values": ("to",), "ablate": ()}[edit]
         needed, what = link, f"--edit {edit}"
         if kind == "moved" and "token" not in needed and all(getattr(options, name) is not None for name in needed):
@@ -314,8 +309,26 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
         title += f": {place.word(place.token)} → {place.word(place.to)}"
         weight = "   " + out.say("weight {weight}", weight=f"{result.weight:.3f}")
     out.print((title, "bold"), weight)
-    out.print(f"{_edited(place, out.say)}: {_change(result, metric, out.say)}; {_against(place, result, out.say)}")
-    _print_caveat(place, options, out)
+    # What it does, and what the same edit does elsewhere.
+    value = f"{result.value:.4g}"
+    if metric.name == KL:
+        change = out.say("KL divergence of the prediction {value} nats", value=value)
+    elif metric.relative:
+        change = out.say("{metric} moves by {value}", metric=metric, value=value)
+    else:
+        values = {"before": f"{result.before:.4g}", "after": f"{result.after:.4g}", "value": f"{result.value:+.4g}"}
+        change = out.say("{metric} goes from {before} to {after} ({value})", metric=metric, **values)
+    against = out.say("no controls")
+    if result.controls:
+        count, mean = len(result.controls), sum(map(abs, result.controls)) / len(result.controls)
+        values = {"count": count, "mean": f"{mean:.4g}", "p": f"{result.p_value:.3g}"}
+        if result.control_weight is None:
+            against = out.say("{count} random other heads {mean} on average, p = {p}", **values)
+        else:
+            values["weight"] = f"{result.control_weight:.3f}"
+            against = out.say("{count} random other keys of weight {weight}: {mean} on average, p = {p}", **values)
+    out.print(f"{_edited(place, out.say)}: {change}; {against}")
+    out.print((out.say(_caveat(place, options)), "dim"))
 
 
 def show_heads(place: Place, metric: Metric, options: EffectOptions) -> None:
@@ -351,24 +364,9 @@ def show_heads(place: Place, metric: Metric, options: EffectOptions) -> None:
         print_json(_common(place, metric, options) | values)
         return
     out = Terminal(options.lang)
-    _print_title(place, f"{_edited(place, out.say)}: {metric}, {out.say('exact')}", out)
-    weighed = place.edit == "knock-out"
-    headers = [out.say(name) for name in ("layer", "head", *(["weight"] if weighed else []), "effect")]
-    signed = "" if metric.relative else "+"
-    lines = [
-        [
-            str(row["layer"]),
-            str(row["head"]),
-            *([f"{row['weight']:.3f}"] if weighed else []),
-            f"{row['effect']:{signed}.4g}",
-        ]
-        for row in rows[: options.top]
-    ]
-    out.print(tables.text(headers, lines, right=range(len(headers))))
-    if hidden:
-        out.print(out.say("The mask hides the link in {count} more heads.", count=hidden))
-    out.print()
-    _print_caveat(place, options, out)
+    shown_rows = [{name: value for name, value in row.items() if value is not None} for row in rows[: options.top]]
+    note = out.say("The mask hides the link in {count} more heads.", count=hidden) if hidden else ""
+    _print_table(place, f"{_edited(place, out.say)}: {metric}, {out.say('exact')}", shown_rows, metric, options, note)
 
 
 def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
@@ -399,15 +397,17 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
         values = {"scan": over, "method": result.method, "layers": result.names, "top": rows}
         print_json(_common(place, metric, options) | values | {"effects": _without_nan(result.values.tolist())})
         return
+    title = {"heads": "each head ablated", "layers": "each layer ablated", "edges": "each edge knocked out"}[over]
+    _print_table(place, f"{options.say(title)}: {metric}, {options.say(result.method)}", rows, metric, options)
+
+
+def _print_table(
+    place: Place, what: str, rows: list[dict[str, Any]], metric: Metric, options: EffectOptions, note: str = ""
+) -> None:
+    """A title, a line for each row, a note and the caveat."""
     out = Terminal(options.lang)
-    titles = {
-        "heads": out.say("each head ablated"),
-        "layers": out.say("each layer ablated"),
-        "edges": out.say("each edge knocked out"),
-    }
-    _print_title(place, f"{titles[over]}: {metric}, {out.say(result.method)}", out)
-    names = {"layer": out.say("layer"), "head": out.say("head"), "key": out.say("key"), "weight": out.say("weight")}
-    names |= {"effect": out.say("effect"), "exact": out.say("exact")}
+    out.print((f"{place.session.name} ({place.model.family.title})", "bold"), f"   {what}")
+    out.print()
     signed = "" if metric.relative else "+"
 
     def cell(name: str, value: Any) -> str:
@@ -415,11 +415,14 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
             return f"{value} {shown(place.session.tokens[value])}"
         return f"{value:.3f}" if name == "weight" else str(value) if isinstance(value, int) else f"{value:{signed}.4g}"
 
+    names = list(rows[0]) if rows else ["layer", "head", "weight", "effect"]  # none: the mask hides the link everywhere
     lines = [[cell(name, value) for name, value in row.items()] for row in rows]
-    headers = [names[name] for name in rows[0]]
-    out.print(tables.text(headers, lines, right=[n for n, name in enumerate(rows[0]) if name != "key"]))
+    right = [n for n, name in enumerate(names) if name != "key"]
+    out.print(tables.text([out.say(name) for name in names], lines, right=right))
+    if note:
+        out.print(note)
     out.print()
-    _print_caveat(place, options, out)
+    out.print((out.say(_caveat(place, options)), "dim"))
 
 
 def _without_nan(values: Any) -> Any:
@@ -448,19 +451,7 @@ def _caveat(place: Place, options: EffectOptions) -> str:
     return CAVEAT if links else CAVEAT_OF_HEADS
 
 
-def _print_caveat(place: Place, options: EffectOptions, out: Terminal) -> None:
-    out.print((out.say(_caveat(place, options)), "dim"))
-
-
-def _print_title(place: Place, what: str, out: Terminal) -> None:
-    out.print((f"{place.session.name} ({place.model.family.title})", "bold"), f"   {what}")
-    out.print()
-
-
-Say = Callable[..., str]
-
-
-def _edited(place: Place, say: Say) -> str:
+def _edited(place: Place, say: Callable[..., str]) -> str:
     if place.edit == "ablate":
         return say("head ablated")
     assert place.to is not None
@@ -468,23 +459,3 @@ def _edited(place: Place, say: Say) -> str:
         return say("values of “{to}” set to 0", to=place.word(place.to))
     assert place.token is not None
     return say("“{token}” → “{to}” knocked out", token=place.word(place.token), to=place.word(place.to))
-
-
-def _change(result: Effect, metric: Metric, say: Say) -> str:
-    if metric.name == KL:
-        return say("KL divergence of the prediction {value} nats", value=f"{result.value:.4g}")
-    if metric.relative:
-        return say("{metric} moves by {value}", metric=metric, value=f"{result.value:.4g}")
-    values = {"before": f"{result.before:.4g}", "after": f"{result.after:.4g}", "value": f"{result.value:+.4g}"}
-    return say("{metric} goes from {before} to {after} ({value})", metric=metric, **values)
-
-
-def _against(place: Place, result: Effect, say: Say) -> str:
-    if not result.controls:
-        return say("no controls")
-    count, mean = len(result.controls), sum(map(abs, result.controls)) / len(result.controls)
-    values = {"count": count, "mean": f"{mean:.4g}", "p": f"{result.p_value:.3g}"}
-    if result.control_weight is not None:
-        values["weight"] = f"{result.control_weight:.3f}"
-        return say("{count} random other keys of weight {weight}: {mean} on average, p = {p}", **values)
-    return say("{count} random other heads {mean} on average, p = {p}", **values)

@@ -94,18 +94,18 @@ def look(options: LookOptions) -> None:
     piped = read_stdin(MOST_PIPED) if what == "-" and text_file is None else None
     source = what if piped is None else piped
     if text_file is None and source is not None and is_image(source):
-        _refuse(options, OF_ARRAYS + OF_FILES, "for files; for an image there are --layer, --head, --token and --at")
-        _refuse(options, ("why",), "for texts; regard.effect measures what a patch of an image does, in Python")
-        _refuse(options, ("all", "truncate"), "for texts; this is an image")
+        refuse(options, OF_ARRAYS + OF_FILES, "for files; for an image there are --layer, --head, --token and --at")
+        refuse(options, ("why",), "for texts; regard.effect measures what a patch of an image does, in Python")
+        refuse(options, ("all", "truncate"), "for texts; this is an image")
         look_image.read_place(options.at)
         look_image.show_image(look_image.read_image(source, options), options, source)
         return
-    _refuse(options, ("text",), "for images; this is none")
+    refuse(options, ("text",), "for images; this is none")
 
     # 3. A text.
     if text_file is not None or what is None or not is_file(what, TAKES):
-        _refuse(options, OF_IMAGES, "for images; this is none")
-        _refuse(options, OF_ARRAYS + OF_FILES, "for files; for a text there are --layer, --head and --token")
+        refuse(options, OF_IMAGES, "for images; this is none")
+        refuse(options, OF_ARRAYS + OF_FILES, "for files; for a text there are --layer, --head and --token")
         text = read_one(what, text_file) if piped is None else as_text(piped)
         session, length = read_text(text, options)
         show_text(session, options, length)
@@ -113,24 +113,24 @@ def look(options: LookOptions) -> None:
 
     # 4. Arrays.
     file = Path(what)
-    _refuse(options, OF_LOADING, "for a text; this is a file")
+    refuse(options, OF_LOADING, "for a text; this is a file")
     if file.suffix.lower() in ARRAY_SUFFIXES:
-        _refuse(options, OF_IMAGES, "for images; this is none")
-        _refuse(options, ("layer", "call"), "for captures; q, k and v are one call")
-        _refuse(options, OF_TOKENS, "for texts and captures; q, k and v have no words")
+        refuse(options, OF_IMAGES, "for images; this is none")
+        refuse(options, ("layer", "call"), "for captures; q, k and v are one call")
+        refuse(options, OF_TOKENS, "for texts and captures; q, k and v have no words")
         show_arrays(file, options)
         return
 
     # 5. A capture: of an image, with tokens, of one module, or as a whole.
-    _refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
+    refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
     session = read_session(file)
     if session.frames and _typed(options, ("at", "token", "html", "save", "no_photo")):
-        _refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
+        refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
         look_image.show_image(session, options, None)
         return
-    _refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
+    refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
     if _typed(options, OF_TOKENS):
-        _refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
+        refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
         show_text(session, options)
     elif options.layer is None:
         if names := _typed(options, ("head", "top", *OF_FILES)):
@@ -152,12 +152,15 @@ def newest_alarm(run: Path) -> str:
     return str(alarms[-1])
 
 
-def _typed(options: LookOptions, names: tuple[str, ...]) -> list[str]:
+def _typed(options: LookOptions | EffectOptions, names: tuple[str, ...]) -> list[str]:
     """Which of these options were given, as they are typed."""
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False, ())]
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
+def refuse(options: LookOptions | EffectOptions, names: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if one of these options was given: it is for something else."""
     if typed := _typed(options, names):
         raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
 
@@ -268,7 +271,14 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     if options.figure is not None:
         from regard.lens.display import atlas_figure, view_figure
 
-        subject = _subject(session, options, said)
+        # The title: model, layer and head, and the text.
+        place = ""
+        if options.layer is not None:
+            values = {"layer": said["layers"][0]["index"], "head": options.head}
+            text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
+            place = f", {options.say(text, **values)}"
+        read = " ".join((session.text or "").split())
+        subject = f"{session.model_name}{place}{': ' * bool(read)}{read}"
         if options.layer is None:
             figure = atlas_figure(session.capture, said["measure"], subject=subject, lang=options.lang)
         else:
@@ -304,17 +314,6 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     out.print()
     print_sections(said, options, out)
     out.name_files(**written)
-
-
-def _subject(session: Session, options: LookOptions, said: dict[str, Any]) -> str:
-    """The title of a figure: model, layer and head, and the text."""
-    place = ""
-    if options.layer is not None:
-        values = {"layer": said["layers"][0]["index"], "head": options.head}
-        text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
-        place = f", {translate(text, options.lang, **values)}"
-    words = " ".join((session.text or "").split())
-    return f"{session.name}{place}{': ' * bool(words)}{words}"
 
 
 def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:

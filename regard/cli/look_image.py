@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import Lang, LookOptions
+from regard.cli.commands import LookOptions
 from regard.cli.inputs import check_device, chosen_layer, look_model
 from regard.cli.outputs import (
     LINKS,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from regard.data.image_processing import ImageTransforms
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WIDEST, HIGHEST = 64, 24  # cells of the drawing
-# A kind of token in an overlay's title; a word in “…” stays as it was read.
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -94,9 +92,27 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
         raise LookupError("no layer of this session looks at an image")
     seen = session.layers[index]
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
-    token = None if at is not None else _find_token(seen, options.token)
+    view = replace(view, placed=replace(view.placed, model=session.model_name, layer=index))
+
+    # The token: as typed; else cls, or the last word, or all queries where there is neither.
+    token: int | str | tuple[int, int] | None = options.token
+    if at is None:
+        assert seen.sides is not None
+        queries = seen.sides.queries
+        if options.token is None and len(queries.indices("cls")) == 1:
+            token = "cls"
+        elif options.token is None:
+            words_at = queries.indices("text")
+            token = (int(words_at[-1][0]), int(words_at[-1][1])) if len(words_at) else None
+        elif options.token.isascii() and options.token.isdigit():
+            if int(options.token) >= (count := queries.kind.size):
+                raise IndexError(
+                    f"--token {options.token} is out of range: there are {count:,} queries, counted from 0"
+                )
+            token = divmod(int(options.token), queries.shape[1])
     overlay = view.overlay(token=token, at=at, head=options.head)
 
+    # Its number among all queries.
     number = None
     sides, words = view.placed.entry(0)
     if at is not None or token is not None:
@@ -107,22 +123,6 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
             window, place = find_token(sides.queries, token, words, "query")
         number = window * sides.queries.shape[1] + place
     return _ImageFocus(seen, index, view, token, number, overlay, layers if chosen is None else [chosen])
-
-
-def _find_token(seen: Layer, wanted: str | None) -> int | str | tuple[int, int] | None:
-    """--token as the overlay takes it; by default cls, or the last word, or all queries where there is neither."""
-    assert seen.sides is not None
-    queries = seen.sides.queries
-    if wanted is None:
-        if len(queries.indices("cls")) == 1:
-            return "cls"
-        text = queries.indices("text")
-        return (int(text[-1][0]), int(text[-1][1])) if len(text) else None
-    if not (wanted.isascii() and wanted.isdigit()):
-        return wanted
-    if int(wanted) >= queries.kind.size:
-        raise IndexError(f"--token {wanted} is out of range: there are {queries.kind.size:,} queries, counted from 0")
-    return divmod(int(wanted), queries.shape[1])
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -239,7 +239,7 @@ def _print(session: Session, overlay: Overlay, said: dict[str, Any], out: Termin
     size = {"height": image["height"], "width": image["width"]}
     out.print(out.say("{name}: {height} × {width} pixels, high and wide", name=name, **size))
     if session.model is not None:
-        prepared = plan_text(session.model.preprocessor.transforms, out.lang)
+        prepared = session.model.preprocessor.transforms.text(out.lang)
         out.print((out.say("prepared: {plan}", plan=prepared), "dim"))
     box = {"top": top, "bottom": bottom, "left": left, "right": right}
     seen = out.say(
@@ -314,42 +314,3 @@ def print_strongest(patches: list[dict[str, Any]], out: Terminal) -> None:
         out.print(f"  {name:<{wide}}  {patch['weight']:.4f}  ", (place, "dim"))
     if not patches:
         out.print("  ", out.say("none"))
-
-
-# ----------------------------------------------------------------------------------------- words of the lens, in Korean
-
-
-def plan_text(plan: ImageTransforms, lang: Lang) -> str:
-    """Everything that is done to an image, in order."""
-    from regard.data.image_processing import FILTERS, Crop, ShorterSide, Square, Within
-
-    if lang == "en":
-        return str(plan)
-    parts = []
-    for step in plan.steps:
-        if isinstance(step, Square):
-            colour = ", ".join(map(str, step.colour))
-            parts.append(translate("pad to a square (colour {colour})", lang, colour=colour))
-        elif isinstance(step, Crop):
-            parts.append(translate("crop the central {height} × {width}", lang, **vars(step)))
-        else:
-            text = "resize to {height} × {width} ({filter})"
-            if isinstance(step.target, Within):
-                text = "resize to fit in {height} × {width} ({filter})"
-            elif isinstance(step.target, ShorterSide) and step.target.longest is None:
-                text = "resize the shorter side to {side} ({filter})"
-            elif isinstance(step.target, ShorterSide):
-                text = "resize the shorter side to {side}, the longer to at most {longest} ({filter})"
-            parts.append(translate(text, lang, filter=FILTERS[step.resample], **vars(step.target)))
-    numbers = plan.normalize
-    if numbers.scale is None and numbers.mean is None:
-        parts.append(translate("0 to 255 as they are", lang))
-    else:
-        parts.append(str(numbers).replace("normalise", translate("normalise", lang)))
-    if plan.pad is not None:
-        size = plan.pad.size
-        if size is None:
-            parts.append(translate("pad with 0 to the largest", lang))
-        else:
-            parts.append(translate("pad with 0 to {height} × {width}", lang, height=size[0], width=size[1]))
-    return ", ".join(parts)

@@ -136,9 +136,8 @@ def mask(options: MaskOptions) -> None:
     if options.figure is not None:
         from regard.viz import figures
 
-        write_figure(
-            figures.mask(value, nq, nk, batch=options.batch, head=options.head, lang=options.lang), options.figure
-        )
+        drawn = figures.mask(value, (nq, nk), batch=options.batch, head=options.head, lang=options.lang)
+        write_figure(drawn, options.figure)
 
     out, which = Terminal(options.lang), (options.batch, options.head)
     out.print((repr(value), "bold"), out.say("   {queries:,} queries × {keys:,} keys", queries=nq, keys=nk))

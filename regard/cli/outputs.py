@@ -333,9 +333,7 @@ def describe_atlas(session: Session, layers: list[Layer], measure: str | None) -
     rows: list[list[float | None]] = []
     known: dict[str, None] = {}
     for layer in layers:
-        numbers = session.numbers[layer.index]
-        named = {"entropy": numbers.entropy, "effective": numbers.effective, "received_max": numbers.share}
-        measures = {name: values for name, values in named.items() if values is not None} | numbers.patterns
+        measures = session.numbers[layer.index].measures
         known |= dict.fromkeys(measures)
         values = measures.get(measure)
         rows.append([None] * layer.view.sizes[1] if values is None else values.tolist())

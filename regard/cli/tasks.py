@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from regard.cli.outputs import Terminal, Tick, bar, check_output, cpu_floats, pr
 
 if TYPE_CHECKING:
     from regard.generation.config import GenerationConfig
-    from regard.generation.text import GenerationOutput
+    from regard.generation.loop import GenerationOutput
     from regard.models.model import Model
 
 SHOWN = 4  # numbers of a vector
@@ -69,7 +70,7 @@ def generate(options: GenerateOptions) -> None:
     prompts = read_texts(options.prompt, options.file)
     if images and len(prompts) > 1:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
-    from regard.generation.text import generate_text, merged_config
+    from regard.generation.loop import generate_text, merged_config
     from regard.models.family import GENERATION_TASKS
     from regard.tasks.inputs import has_vision
 
@@ -140,7 +141,7 @@ def answer(options: AnswerOptions) -> None:
 def _generation_config(options: GenerationOptions, model: Model) -> GenerationConfig:
     """The options as generation takes them. Raises ValueError for a seed where nothing is sampled."""
     from regard.generation.config import GenerationConfig
-    from regard.generation.text import merged_config
+    from regard.generation.loop import merged_config
 
     names = "max_new_tokens temperature top_k top_p min_p repetition_penalty num_beams seed ignore"
     values = {name: getattr(options, name) for name in names.split()}
@@ -155,7 +156,7 @@ def _generation_config(options: GenerationOptions, model: Model) -> GenerationCo
 
 def _stream(model: Model, prompt: str, config: GenerationConfig, images: list[str | bytes]) -> None:
     """Print pieces as they come, on a terminal after the prompt; the line is ended whatever happens."""
-    from regard.generation.text import stream_text
+    from regard.generation.loop import stream_text
     from regard.models.encoder_decoder import EncoderDecoder
 
     pieces, out = stream_text(model, prompt, config, images or None), Terminal()
@@ -214,10 +215,7 @@ def fill(options: FillOptions) -> None:
     (text,) = read_texts([options.text], None)
     result = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
     if options.json:
-        masks = [
-            [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
-            for guesses in result.blanks
-        ]
+        masks = [[asdict(guess) for guess in guesses] for guesses in result.blanks]
         print_json({"model": options.model, "text": result.text, "best": result.best, "masks": masks})
         return
     out = Terminal(options.lang)

@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 import warnings
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,6 @@ INTERRUPTED = 130
 RECIPE_OPTIONS = (
     "length", "pack", "probability", "whole_words", "pairs", "density", "mean_span", "smoothing", "flip", "shift",
     "cutout", "mixup", "cutmix",
-)  # fmt: skip
-TRAIN_OPTIONS = (
-    "steps", "accumulate", "learning_rate", "schedule", "warmup", "final_ratio", "weight_decay", "clip", "precision",
-    "ema", "seed", "eval_every", "save_every", "log_every", "keep", "shard", "tensor_parallel", "recompute", "compile",
-    "num_workers", "monitor_every", "tensorboard",
 )  # fmt: skip
 LABELLED = ("text-classification", "token-classification", "image-classification")
 TEXTS = ("clm", "mlm", "span-corruption", "infilling", "translate")
@@ -47,7 +42,8 @@ def train(options: TrainOptions) -> int:
         raise ValueError(f"there is no recipe {options.recipe!r}; there are {', '.join(RECIPES)}")
     recipe = RECIPES[options.recipe]
     chosen = recipe_options(recipe, options)
-    given = {name: getattr(options, name) for name in TRAIN_OPTIONS if getattr(options, name) is not None}
+    typed = {field.name: getattr(options, field.name, None) for field in fields(TrainConfig)}
+    given = {name: value for name, value in typed.items() if value is not None}
     if options.cuda_graphs:
         given["compile"] = "reduce-overhead"
     config = TrainConfig(batch_size=options.batch, **given)
@@ -57,8 +53,11 @@ def train(options: TrainOptions) -> int:
     check_device(options.device)
 
     # 2. Train, and print from the first process. Warnings, of a damaged checkpoint or an alarm, are a line each.
+    def print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+        print(f"regard: {translate_error(str(message), options.lang)}", file=sys.stderr, flush=True)
+
     model = open_model(recipe, options)
-    shown, warnings.showwarning = warnings.showwarning, partial(_print_warning, options.lang)
+    shown, warnings.showwarning = warnings.showwarning, print_warning
     try:
         result = run(
             model, recipe.for_model(model, **chosen), options.data, out=options.out, eval_data=options.eval_data,
@@ -71,10 +70,6 @@ def train(options: TrainOptions) -> int:
         if dist.is_initialized():
             dist.destroy_process_group()
     return INTERRUPTED if result.stopped else 0
-
-
-def _print_warning(lang: str, message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"regard: {translate_error(str(message), lang)}", file=sys.stderr, flush=True)
 
 
 def as_json(result: TrainResult) -> str:

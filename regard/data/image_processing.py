@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.data.images import MOST_PIXELS, OpenedImage, Source, is_batch, numbered, open_image
 from regard.files import read_json
 from regard.layouts import Frame
+from regard.locale import Lang, translate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,8 +37,10 @@ class Exactly:
         """The new height and width of an image."""
         return self.height, self.width
 
-    def __str__(self) -> str:
-        return f"to {self.height} × {self.width}"
+    @property
+    def phrase(self) -> str:
+        """What is done, with its fields in braces."""
+        return "resize to {height} × {width} ({filter})"
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,12 @@ class ShorterSide:
         longer = int(side * long / short)
         return (longer, shorter) if width < height else (shorter, longer)
 
-    def __str__(self) -> str:
-        bound = "" if self.longest is None else f" (the longer one to {self.longest} at most)"
-        return f"the shorter side to {self.side}{bound}"
+    @property
+    def phrase(self) -> str:
+        """What is done, with its fields in braces."""
+        if self.longest is None:
+            return "resize the shorter side to {side} ({filter})"
+        return "resize the shorter side to {side} (the longer one to {longest} at most) ({filter})"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,10 @@ class Within:
         scale = min(self.height / height, self.width / width)
         return int(height * scale), int(width * scale)
 
-    def __str__(self) -> str:
-        return f"to fit into {self.height} × {self.width}"
+    @property
+    def phrase(self) -> str:
+        """What is done, with its fields in braces."""
+        return "resize to fit into {height} × {width} ({filter})"
 
 
 Target = Exactly | ShorterSide | Within
@@ -122,8 +130,9 @@ class Square:
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         return square
 
-    def __str__(self) -> str:
-        return f"pad to a square (colour {', '.join(map(str, self.colour))})"
+    def text(self, lang: Lang = "en") -> str:
+        """In words."""
+        return translate("pad to a square (colour {colour})", lang, colour=", ".join(map(str, self.colour)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ class Resize:
         height, width = self.target.of(*frame.pixels)
         if height * width > MOST_MADE or min(height, width) < 1:
             raise ValueError(
-                f"an image {frame.pixels[0]} high and {frame.pixels[1]} wide, resized ({self.target}), would be "
+                f"an image {frame.pixels[0]} high and {frame.pixels[1]} wide, after {self.text()!r}, would be "
                 f"{height} high and {width} wide, and 1 to {MOST_MADE:,} pixels can be made: crop it first"
             )
         return frame.resized(height, width)
@@ -148,8 +157,9 @@ class Resize:
         height, width = self.target.of(image.height, image.width)
         return image.resize((width, height), self.resample)
 
-    def __str__(self) -> str:
-        return f"resize {self.target} ({FILTERS[self.resample]})"
+    def text(self, lang: Lang = "en") -> str:
+        """In words."""
+        return translate(self.target.phrase, lang, filter=FILTERS[self.resample], **vars(self.target))
 
 
 @dataclass(frozen=True)
@@ -169,8 +179,9 @@ class Crop:
         top, left = (image.height - self.height) // 2, (image.width - self.width) // 2
         return image.crop((left, top, left + self.width, top + self.height))  # Pillow's crop is black beyond the edges
 
-    def __str__(self) -> str:
-        return f"crop the middle {self.height} × {self.width}"
+    def text(self, lang: Lang = "en") -> str:
+        """In words."""
+        return translate("crop the middle {height} × {width}", lang, height=self.height, width=self.width)
 
 
 Step = Square | Resize | Crop
@@ -205,13 +216,14 @@ class Normalize:
         for colour in range(3):
             pixel_values[colour, : image.height, : image.width] = self.table[colour][pixels[:, :, colour]]
 
-    def __str__(self) -> str:
+    def text(self, lang: Lang = "en") -> str:
+        """In words."""
         words = []
         if self.scale is not None:
             words.append("÷ 255" if self.scale == 1 / 255 else f"× {self.scale:g}")
         if self.mean is not None:
-            words.append("normalise")
-        return ", ".join(words) or "as they are, 0 to 255"
+            words.append(translate("normalise", lang))
+        return ", ".join(words) or translate("as they are, 0 to 255", lang)
 
 
 @dataclass(frozen=True)
@@ -231,8 +243,11 @@ class Pad:
             )
         return [frame.cropped(0, 0, height, width) for frame in frames]
 
-    def __str__(self) -> str:
-        return "pad with 0 to " + ("the largest" if self.size is None else f"{self.size[0]} × {self.size[1]}")
+    def text(self, lang: Lang = "en") -> str:
+        """In words."""
+        if self.size is None:
+            return translate("pad with 0 to the largest", lang)
+        return translate("pad with 0 to {height} × {width}", lang, height=self.size[0], width=self.size[1])
 
 
 FILE = "preprocessor_config.json"
@@ -294,8 +309,12 @@ class ImageTransforms:
     normalize: Normalize
     pad: Pad | None
 
+    def text(self, lang: Lang = "en") -> str:
+        """Everything in words, in order."""
+        return ", ".join(part.text(lang) for part in (*self.steps, self.normalize, self.pad) if part is not None)
+
     def __str__(self) -> str:
-        return ", ".join(str(part) for part in (*self.steps, self.normalize, self.pad) if part is not None)
+        return self.text()
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ def numbered_lines(source: str | Path) -> list[tuple[int, str]]:
         ValueError: all lines are blank, or the file is not UTF-8.
     """
     path = _existing(source)
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    lines = [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{path} is empty")
     return lines
@@ -68,8 +68,12 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
     if isinstance(source, (str, Path)):
         path = _existing(source)
         if path.suffix == ".jsonl":
-            lines = enumerate(_lines(path), 1)
-            rows: list[Any] = [_parsed(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+            rows: list[Any] = []
+            for number, line in enumerate(_text(path).split("\n"), 1):
+                try:
+                    rows += [json.loads(line)] if line.strip() else []
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         elif path.suffix in (".tsv", ".csv"):
             rows = list(_table(path, columns))
         else:
@@ -95,7 +99,7 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     if path.suffix == ".tsv":  # quotes are text there
-        lines = (line.split("\t") for line in _lines(path) if line)
+        lines = (line.split("\t") for line in _text(path).split("\n") if line)
     else:
         lines = (line for line in csv.reader(StringIO(_text(path), newline="")) if line)
     first = next(lines, [])
@@ -116,17 +120,6 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8-sig")  # Excel writes a byte-order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
-
-
-def _lines(path: Path) -> list[str]:
-    return _text(path).split("\n")
-
-
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from None
 
 
 def fingerprint(source: Any) -> str:

@@ -333,19 +333,15 @@ def open_directory(path: Path) -> TokenizerParts:
     # Two sentencepiece files and a vocabulary: Marian, whatever tokenizer.json says
     declared = (folder.class_name or "MarianTokenizer") == "MarianTokenizer" and folder.model_type in ("marian", None)
     if declared and all((path / name).is_file() for name in MARIAN_FILES):
-        return _open_marian(folder)
+        named = folder.named({"eos": "</s>", "unk": "<unk>", "pad": "<pad>"})
+        names = {role: text_of(token) for role, token in named.items()}
+        extra = tuple(text_of(token) for token in folder.extra)
+        engine = MarianEngine.read(folder, names, extra)
+        folder = replace(folder, values={"model_max_length": 512, **folder.values})
+        sides = folder.side("padding_side", "right"), folder.side("truncation_side", "right")
+        return TokenizerParts(engine, folder, "MarianTokenizer", names, extra, *sides)
     kind = _kind(folder, json, data)
     return _open_kind(kind, folder, json or kind.read(folder))
-
-
-def _open_marian(folder: Folder) -> TokenizerParts:
-    named = folder.named({"eos": "</s>", "unk": "<unk>", "pad": "<pad>"})
-    names = {role: text_of(token) for role, token in named.items()}
-    extra = tuple(text_of(token) for token in folder.extra)
-    engine = MarianEngine.read(folder, names, extra)
-    folder = replace(folder, values={"model_max_length": 512, **folder.values})
-    sides = folder.side("padding_side", "right"), folder.side("truncation_side", "right")
-    return TokenizerParts(engine, folder, "MarianTokenizer", names, extra, *sides)
 
 
 def _kind(folder: Folder, json: Vocabulary | None, data: bytes | None) -> Kind:

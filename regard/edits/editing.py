@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from regard.backends.call import Call
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, Positions, ZeroValues
 from regard.lens.capture import Capture
-from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import ACTIVE
+from regard.lens.findings import merge_paths
 from regard.lens.measures.weights import sources
 from regard.lens.taps.calls import original_path
 from regard.lens.taps.interception import InterceptedCall, Interceptor
@@ -178,13 +178,14 @@ class EditContext:
         mine = [
             (number, applied)
             for number, applied in enumerate(self.applied)
-            if not isinstance(applied.edit, Add) and _means(applied.edit, intercepted)
+            if not isinstance(applied.edit, Add)
+            and getattr(applied.edit, "layer", None) in (None, intercepted.number, intercepted.path)
         ]
         if not mine:
             return None
         heads = intercepted.sizes[1]
         for number, applied in mine:
-            largest = max(_head_list(applied.edit, heads))
+            largest = max(head_list(applied.edit, heads))
             if largest >= heads:
                 raise IndexError(f"{applied.edit!r}: {intercepted.path!r} has {heads} heads, 0 to {heads - 1}")
             self._lengths[number] = max(self._lengths.get(number, 0), intercepted.first_key + intercepted.sizes[3])
@@ -196,17 +197,13 @@ class EditContext:
         return apply(intercepted, [applied for _, applied in mine])
 
 
-def _means(single: Edit, intercepted: InterceptedCall) -> bool:
-    layer = getattr(single, "layer", None)
-    return layer is None or layer in (intercepted.number, intercepted.path)
-
-
-def _head_list(single: Edit, heads: int) -> list[int]:
+def head_list(single: Edit, heads: int) -> list[int]:
+    """The heads that an edit means, of a call with so many."""
     head = getattr(single, "head", None)
     return list(range(heads)) if head is None else [head] if isinstance(head, int) else list(head)
 
 
-def _places(positions: Positions, first: int, count: int, total: int) -> list[int]:
+def places_of(positions: Positions, first: int, count: int, total: int) -> list[int]:
     """Which of the `count` places that begin at position `first` are meant, as indices from 0.
 
     total: positions that there are so far; negative positions and slices count from it.
@@ -240,17 +237,17 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     so_far = first_query + nq  # a cache of fixed size has room for more keys behind them
 
     def queries_of(positions: Positions) -> list[int]:
-        return _places(positions, first_query, nq, so_far)
+        return places_of(positions, first_query, nq, so_far)
 
     def keys_of(positions: Positions) -> list[int]:
-        return _places(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk)
+        return places_of(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk)
 
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)
     whole: set[int] = set()  # heads of which every row changes
     knocked: list[Knocked] = []
     for applied in mine:
-        single, chosen = applied.edit, _head_list(applied.edit, heads)
+        single, chosen = applied.edit, head_list(applied.edit, heads)
         if isinstance(single, KnockOut):
             rows, columns = queries_of(single.queries), keys_of(single.keys)
             if single.edges is not None:
@@ -284,7 +281,7 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
             call = replace(call, mask=mask, **parts.shared())
     # 2. Outputs.
     for applied in mine:
-        single, chosen = applied.edit, _head_list(applied.edit, heads)
+        single, chosen = applied.edit, head_list(applied.edit, heads)
         if isinstance(single, Ablate) or (isinstance(single, Patch) and single.part == "output"):
             at = queries_of(single.queries if isinstance(single, Ablate) else single.positions)
             if len(at):
@@ -341,9 +338,7 @@ class _Parts:
 
     def shared(self) -> dict[str, Any]:
         """What replaces q, k and v in the call that is reported."""
-        if not self.changed:
-            return {}
-        return {name: self.of(name) for name in "qkv"}
+        return {name: self.of(name) for name in "qkv"} if self.changed else {}
 
 
 def _from_source(
@@ -399,25 +394,21 @@ def _replacement(
         if source == "zero":
             return output.new_zeros(1, 1, 1, 1)
         return output[:, _index(chosen, output.device)].mean(2, keepdim=True)
-    if not isinstance(source, (Tensor, Capture)):
-        return _surveyed(single, source, intercepted, output)[_index(chosen, output.device)][None, :, None]
-    positions = [place + intercepted.first_query for place in at]
-    return _from_source(source, "output", intercepted, chosen, positions, output.shape)
-
-
-def _surveyed(single: Ablate | Patch, survey: Any, intercepted: InterceptedCall, output: Tensor) -> Tensor:
-    """A survey's mean outputs of a layer, (heads, Dv)."""
-    means: Tensor | None = survey.outputs.get(intercepted.path)
+    if isinstance(source, (Tensor, Capture)):
+        positions = [place + intercepted.first_query for place in at]
+        return _from_source(source, "output", intercepted, chosen, positions, output.shape)
+    assert source is not None
+    means = source.outputs.get(intercepted.path)  # of a survey, (heads, Dv)
     if means is None:
         raise LookupError(
-            f"{single!r}: no layer {intercepted.path!r} in the survey; it has {merge_paths(list(survey.outputs))}"
+            f"{single!r}: no layer {intercepted.path!r} in the survey; it has {merge_paths(list(source.outputs))}"
         )
     if tuple(means.shape) != (output.shape[1], output.shape[3]):
         raise ValueError(
             f"{single!r}: the survey has outputs (heads, Dv) of {tuple(means.shape)} in {intercepted.path!r}, and this "
             f"run of {(output.shape[1], output.shape[3])}: survey this model"
         )
-    return means.to(output.device)
+    return means.to(output.device)[_index(chosen, output.device)][None, :, None]
 
 
 def _recompute(
@@ -435,7 +426,7 @@ def _recompute(
     # 1. Which heads and rows.
     touched, rows = set(whole), set(range(nq) if whole else ())
     for applied, single, at, _ in knocked:
-        chosen = _head_list(single, heads)
+        chosen = head_list(single, heads)
         touched.update(chosen)
         rows.update(at)
         _count(applied, batch * len(chosen) * len(at))
@@ -444,7 +435,7 @@ def _recompute(
     values = parts.of("v")[:, index]
     every_row = _marked(heads, whole, device)[index][:, None]  # (heads, 1)
     named = [
-        _marked(heads, _head_list(single, heads), device)[index][:, None, None] & _marked(nk, columns, device)
+        _marked(heads, head_list(single, heads), device)[index][:, None, None] & _marked(nk, columns, device)
         for _, single, _, columns in knocked
     ]  # (heads, 1, Nk)
     # 2. A chunk of rows at a time.
@@ -571,7 +562,7 @@ class _Edges(Mask):
         row, column = torch.zeros(nq, dtype=torch.bool, device=device), torch.zeros(nk, dtype=torch.bool, device=device)
         row[list(self.rows)] = True
         column[list(self.columns)] = True
-        heads = None if self.edit.head is None else torch.tensor(_head_list(self.edit, 0), device=device)
+        heads = None if self.edit.head is None else torch.tensor(head_list(self.edit, 0), device=device)
         see = None if self.edit.edges is None else self.edit.edges.bind(nq, nk, device, dtype)
 
         def edge(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -674,7 +665,7 @@ def _adding(
         vector = single.vector.to(hidden.device, hidden.dtype) * single.scale
         count = hidden.shape[-2]
         first = 0 if single.positions is None else text.module(number, single, count)
-        places = _places(single.positions, first, count, first + count)
+        places = places_of(single.positions, first, count, first + count)
         if not places:
             return out
         steered, at = hidden.clone(), _index(places, hidden.device)

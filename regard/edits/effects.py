@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import comb, isfinite
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import tables
-from regard.edits.editing import CELLS
+from regard.edits.editing import CELLS, head_list, places_of
 from regard.edits.editing import edit as run_edited
 from regard.edits.metrics import Metric
 from regard.edits.replay import KeptBlocks, same_tensors
@@ -78,6 +77,7 @@ def effect(
         ValueError: the mask hides the edges; the model is in training mode or not deterministic; the metric is not one
             number.
     """
+    metric = _named(metric)
     plain = _plain_run(run, model, metric)
     before, layers = plain.value, _layers(plain.seen)
     weights = [_check(single, layers, plain.seen.unseen) for single in edit]
@@ -91,7 +91,7 @@ def effect(
     after = _measure(run, model, Edits(tuple(own)), metric, plain)
     values = [_measure(run, model, Edits(tuple(part for part, _ in drawn)), metric, plain) - before for drawn in places]
     control_weight = _mean([weight for drawn in places for _, weight in drawn])
-    return Effect(edit, _name(metric), before, after, _mean(weights), tuple(values), control_weight)
+    return Effect(edit, metric.name, before, after, _mean(weights), tuple(values), control_weight)
 
 
 # ---------------------------------------------------------------------------------------------------------------- scan
@@ -183,7 +183,8 @@ def scan(
         )
     if (over == "edges") != (query is not None):
         raise ValueError("query= is the position whose edges are scanned: give it with over='edges' alone")
-    if method == "gradient" and isinstance(metric, Metric) and metric.relative:
+    metric = _named(metric)
+    if method == "gradient" and metric.relative:
         raise ValueError(
             f"{metric} compares with the unedited run, where its gradient is 0: use method='exact', or another metric, "
             "such as logit_diff"
@@ -227,12 +228,10 @@ def scan(
         if progress:
             print(file=sys.stderr)
     order: Literal["exact", "first order"] = "exact" if method == "exact" else "first order"
-    return Scan(values, names, _name(metric), order, over, edit_at, measure, weights)
+    return Scan(values, names, metric.name, order, over, edit_at, measure, weights)
 
 
-def _first_order(
-    run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any], values: Tensor, over: str, query: int | None
-) -> None:
+def _first_order(run: Run, model: nn.Module, metric: Metric, values: Tensor, over: str, query: int | None) -> None:
     """Fill in the effects to first order, from one backward pass: ∂L/∂o times the exact change of a head's output o.
 
     Ablating a head takes o away: −Σ o·∂L/∂o. Hiding key j makes o = Σ p v into (o − p_j v_j) / (1 − p_j); with
@@ -248,7 +247,7 @@ def _first_order(
             value = _tensor(metric, output, output)
             if not value.requires_grad:
                 raise ValueError(
-                    f"{_name(metric)} has no gradient: the run must not be under torch.no_grad(), and the metric must "
+                    f"{metric} has no gradient: the run must not be under torch.no_grad(), and the metric must "
                     "return a tensor, not a float"
                 )
             torch.autograd.backward(value)
@@ -315,7 +314,7 @@ class _PlainRun:
     kept: KeptBlocks
 
 
-def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]) -> _PlainRun:
+def _plain_run(run: Run, model: nn.Module, metric: Metric) -> _PlainRun:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if model.training:
@@ -332,15 +331,13 @@ def _plain_run(run: Run, model: nn.Module, metric: Metric | Callable[[Any], Any]
         again = _number(metric, _outputs(metric, model, run), output)
     if abs(again - before) > 1e-3 * max(abs(before), 1e-2):
         raise ValueError(
-            f"the run is not deterministic: without an edit, {_name(metric)} is {before:.6g} and then {again:.6g}; "
+            f"the run is not deterministic: without an edit, {metric} is {before:.6g} and then {again:.6g}; "
             "turn off dropout and sampling"
         )
     return _PlainRun(output, before, seen, kept)
 
 
-def _measure(
-    run: Run, model: nn.Module, edit: Edit | Edits, metric: Metric | Callable[[Any], Any], plain: _PlainRun
-) -> float:
+def _measure(run: Run, model: nn.Module, edit: Edit | Edits, metric: Metric, plain: _PlainRun) -> float:
     # By path: layers before the edited one may be skipped, which would change the numbers of the others.
     names, edits, paths = plain.seen.names, list[Edit](), list[str]()
     for single in edit:
@@ -366,54 +363,46 @@ def _measure(
     return _number(metric, output, plain.output)
 
 
-def _outputs(metric: Metric | Callable[[Any], Any], model: nn.Module, run: Run) -> Any:
+def _outputs(metric: Metric, model: nn.Module, run: Run) -> Any:
     """The run's output, or that of the module that the metric reads."""
-    path = metric.path if isinstance(metric, Metric) else None
-    with _recorded(model, path) as outputs:
-        result = run()
-    if path is None:
-        return result
+    if metric.path is None:
+        return run()
+    modules = dict(model.named_modules())
+    if metric.path not in modules:
+        raise ValueError(f"the model has no module {metric.path!r}")
+    outputs: list[Any] = []
+    handle = modules[metric.path].register_forward_hook(lambda module, given, out: outputs.append(out))
+    try:
+        run()
+    finally:
+        handle.remove()
     if not outputs:
-        raise LookupError(f"the module {path!r} did not run")
+        raise LookupError(f"the module {metric.path!r} did not run")
     return outputs[-1]
 
 
-@contextmanager
-def _recorded(model: nn.Module, path: str | None) -> Iterator[list[Any]]:
-    outputs: list[Any] = []
-    if path is None:
-        yield outputs
-        return
-    modules = dict(model.named_modules())
-    if path not in modules:
-        raise ValueError(f"the model has no module {path!r}")
-    handle = modules[path].register_forward_hook(lambda module, given, out: outputs.append(out))
-    try:
-        yield outputs
-    finally:
-        handle.remove()
+def _named(metric: Metric | Callable[[Any], Any]) -> Metric:
+    """A metric, or a function of the output as one."""
+    if isinstance(metric, Metric):
+        return metric
+    function = metric
+    return Metric(getattr(metric, "__name__", type(metric).__name__), lambda output, _: function(output))
 
 
-def _tensor(metric: Metric | Callable[[Any], Any], output: Any, plain: Any) -> Tensor:
-    value = metric.function(output, plain) if isinstance(metric, Metric) else metric(output)
-    value = torch.as_tensor(value)
+def _tensor(metric: Metric, output: Any, plain: Any) -> Tensor:
+    value = torch.as_tensor(metric.function(output, plain))
     if value.numel() != 1:
         raise ValueError(
-            f"the metric {_name(metric)} must return one number, and returned {tuple(value.shape)}: pick one, or take "
-            "a mean"
+            f"the metric {metric} must return one number, and returned {tuple(value.shape)}: pick one, or take a mean"
         )
     return value.reshape(())
 
 
-def _number(metric: Metric | Callable[[Any], Any], output: Any, plain: Any) -> float:
+def _number(metric: Metric, output: Any, plain: Any) -> float:
     value = float(_tensor(metric, output, plain))
     if not isfinite(value):
-        raise ValueError(f"the metric {_name(metric)} is {value}")
+        raise ValueError(f"the metric {metric} is {value}")
     return value
-
-
-def _name(metric: Metric | Callable[[Any], Any]) -> str:
-    return metric.name if isinstance(metric, Metric) else getattr(metric, "__name__", type(metric).__name__)
 
 
 def _check(single: Edit, layers: Layers, unseen: Mapping[str, str]) -> float | None:
@@ -447,23 +436,21 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _weight(single: Edit, view: View) -> float | None:
     """`_check` of one call."""
     _, heads, nq, nk = view.sizes
-    for head in _listed(getattr(single, "head", None)):
-        if head >= heads:
-            raise IndexError(f"{single!r}: the layer has {heads} heads, 0 to {heads - 1}")
+    if max(head_list(single, heads)) >= heads:
+        raise IndexError(f"{single!r}: the layer has {heads} heads, 0 to {heads - 1}")
     of_keys = isinstance(single, Patch) and single.part in ("k", "v")
     counts = {"queries": nq, "keys": nk, "positions": nk if of_keys else nq}
     for name, count in counts.items():
         positions = getattr(single, name, None)
-        for at in _listed(positions):
+        for at in (positions,) if isinstance(positions, int) else positions if isinstance(positions, tuple) else ():
             if not -count <= at < count:
                 raise IndexError(f"{single!r}: {at} is not among the {name}; the run has {count} positions")
-        if not _places(positions, count):
+        if not places_of(positions, 0, count, count):
             raise IndexError(f"{single!r}: there are no such {name}; the run has {count} positions")
     if not isinstance(single, KnockOut) or single.edges is not None:
         return None
-    rows = _places(single.queries, nq)
-    columns = _places(single.keys, nk)
-    picked = _listed(single.head) or list(range(heads))
+    rows, columns = places_of(single.queries, 0, nq, nq), places_of(single.keys, 0, nk, nk)
+    picked = head_list(single, heads)
     weights = torch.stack([torch.as_tensor(view.row(row))[:, picked][..., columns].sum(-1).mean() for row in rows])
     if not bool((weights > 0).any()):
         raise ValueError(f"{single!r}: the mask hides these keys from these queries, so nothing can be knocked out")
@@ -477,7 +464,8 @@ def _numbered(single: Edit, layers: Layers) -> Edit:
         layer = list(layers).index(layer) if isinstance(layer, str) else layer % len(layers)
         single = replace(single, layer=layer)  # type: ignore[call-arg]
     if isinstance(single, KnockOut) and single.keys is not None and layer is not None:
-        keys = sorted(set(_places(single.keys, list(layers.values())[layer][0].sizes[3])))
+        length = list(layers.values())[layer][0].sizes[3]
+        keys = places_of(single.keys, 0, length, length)
         single = replace(single, keys=keys[0] if len(keys) == 1 else tuple(keys))
     return single
 
@@ -499,8 +487,8 @@ def _controls(
     if isinstance(single, KnockOut) and single.edges is None and single.keys is not None:
         # 1. Other keys that the same queries of the same heads see: all choices if they are few.
         _, heads, nq, nk = views[layer][0].sizes
-        hidden, rows = set(_places(single.keys, nk)), _places(single.queries, nq)
-        picked = _listed(single.head) or list(range(heads))
+        hidden, rows = set(places_of(single.keys, 0, nk, nk)), places_of(single.queries, 0, nq, nq)
+        picked = head_list(single, heads)
         weights = torch.cat([torch.as_tensor(view.row(row))[:, picked] for view in views[layer] for row in rows])
         weights = weights.flatten(0, -2).cpu()  # (rows, Nk)
         free = [key for key in (weights > 0).all(0).nonzero().view(-1).tolist() if key not in hidden]
@@ -517,26 +505,15 @@ def _controls(
         ]
     else:
         # 2. Other heads, or other layers; a mask of edges is that of its own layer.
-        heads = _listed(single.head)
-        if len(heads) > 1:
+        if isinstance(single.head, tuple):
             return []
         places: list[tuple[int, int | None]] = [
             (n, head)
             for n, others in enumerate(views)
             if others[0].sizes[2:] == views[layer][0].sizes[2:]
             and (n == layer or not isinstance(single, KnockOut) or single.edges is None)
-            for head in (range(others[0].sizes[1]) if heads else (None,))
+            for head in ((None,) if single.head is None else range(others[0].sizes[1]))
         ]
         rng.shuffle(places)
         edits = [(replace(single, layer=n, head=head), None) for n, head in places]
     return [(drawn, weight) for drawn, weight in edits if drawn not in own][:count]
-
-
-def _listed(value: Any) -> list[int]:
-    return [] if value is None or isinstance(value, slice) else [value] if isinstance(value, int) else list(value)
-
-
-def _places(positions: Any, count: int) -> list[int]:
-    if positions is None or isinstance(positions, slice):
-        return list(range(count))[positions if positions is not None else slice(None)]
-    return [at % count for at in _listed(positions)]

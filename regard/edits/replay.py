@@ -100,7 +100,7 @@ class KeptBlocks:
                     stack.callback(setattr, block, "forward", vars(block)["forward"])
                 else:
                     stack.callback(vars(block).pop, "forward", None)
-                block.forward = _replay(output)
+                block.forward = lambda *args, output=output, **kwargs: _copied(output)
             yield
 
     def clear(self) -> None:
@@ -112,10 +112,6 @@ def _is_value(x: Any) -> bool:
     """Whether an argument is a tensor or cannot be changed: a cache can."""
     frozen = is_dataclass(x) and getattr(type(x), "__dataclass_params__").frozen  # noqa: B009
     return x is None or frozen or isinstance(x, (Tensor, int, float, str))
-
-
-def _replay(output: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: _copied(output)
 
 
 def _copied(output: Any) -> Any:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from regard.lens.view import PER_QUERY, View
 from regard.lens.watch import watch
 from regard.locale import Lang, translate
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.model import Model
+from regard.models.model import Model, eval_mode
 from regard.models.text import TextModel
 from regard.run_directory import opened_run
 from regard.safetensors_file import TensorFile, TensorFileError
-from regard.tasks.inputs import eval_mode, max_text_positions
+from regard.tasks.inputs import check_positive
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]
 
@@ -61,7 +62,7 @@ def survey(
     """Measure every head on every text of a corpus: mean, 95 % confidence interval and number of texts per head.
 
     >>> import regard
-    >>> from regard.training.data import byte_tokenizer
+    >>> from regard.training.tokenizers import byte_tokenizer
     >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
     >>> model.tokenizer = byte_tokenizer()
     >>> result = regard.survey(model, ["to be or not", "be to be"], "previous")
@@ -109,9 +110,8 @@ def survey(
     measures = read_measures(measure)
     counts = {"batch_size": batch_size, "length": length, "limit": limit, "shard": shard}
     for name, value in counts.items():
-        optional = name in ("length", "limit") and value is None
-        if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value is not None or name not in ("length", "limit"):
+            check_positive(name, value)
     if not isinstance(model, nn.Module):
         raise TypeError(f"survey takes a torch.nn.Module, got {type(model).__name__}")
     corpus: TextCorpus | InputCorpus
@@ -127,14 +127,22 @@ def survey(
             raise ValueError("'delimiter' needs the words of a text: survey texts, with a model from regard.load")
         corpus = InputCorpus(model, items, run)
 
-    # 2. Open the directory, or make sure that all processes survey the same.
-    rank, size = _join_processes()
+    # 2. Join the processes of torchrun; open the directory, or make sure that all of them survey the same.
+    rank, size = 0, 1
+    if dist.is_available():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     identity: dict[str, Any] = {}
     if out is not None or size > 1:
         options = {"measures": list(measures), "batch_size": batch_size, "length": length, "shard": shard}
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")  # others round differently
         options |= {"device": device}
-        identity = {"model": _describe(model), "weights": _weights_fingerprint(model), "data": corpus.fingerprint()}
+        described: Any = type(model).__qualname__
+        if isinstance(model, Model):
+            left_out = ("transformers_version", "dtype")
+            described = {name: value for name, value in model.config.values.items() if name not in left_out}
+        identity = {"model": described, "weights": _weights_fingerprint(model), "data": corpus.fingerprint}
         identity = json.loads(json.dumps({**identity, **options, "texts": len(items)}, default=str))
     folder = None if out is None else Path(out)
     with opened_run(folder, identity) if folder is not None and rank == 0 else nullcontext():
@@ -184,15 +192,6 @@ def read_measures(measure: object) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in MEASURES]:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
     return tuple(dict.fromkeys(names))
-
-
-def _join_processes() -> tuple[int, int]:
-    """Rank and number of processes; joins those that torchrun started."""
-    if not dist.is_available():
-        return 0, 1
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- result
@@ -271,7 +270,7 @@ class Survey:
     """Statistics of every head over texts: what `regard.survey` returns, and what `open` reads from its directory.
 
     >>> import tempfile, regard
-    >>> from regard.training.data import byte_tokenizer
+    >>> from regard.training.tokenizers import byte_tokenizer
     >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
     >>> model.tokenizer = byte_tokenizer()
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -402,10 +401,10 @@ class Survey:
         lines = [translate("{texts:,} texts, {layers} layers", lang, texts=self.texts, layers=len(self.names))]
         headers = [translate(name, lang) for name in ("layer", "head", "mean", "95 % interval", "texts", "module")]
         for measure in self.sums:
-            rows = [
-                [str(h.layer), str(h.head), f"{h.mean:.4f}", _interval(h), f"{h.count:,}", h.name]
-                for h in self[measure].top(count)
-            ]
+            rows = []
+            for h in self[measure].top(count):
+                interval = "–" if isnan(h.low) else f"{h.low:.4f} … {h.high:.4f}"
+                rows.append([str(h.layer), str(h.head), f"{h.mean:.4f}", interval, f"{h.count:,}", h.name])
             nothing = translate("no text has this measure", lang)
             lines += ["", measure, tables.text(headers, rows, right=range(5)) if rows else nothing]
         if self.output_sums:
@@ -418,10 +417,6 @@ class Survey:
 
     def __repr__(self) -> str:
         return f"Survey({', '.join(self.measures)}: {len(self.names)} layers, {self.texts:,} texts)"
-
-
-def _interval(head: HeadMean) -> str:
-    return "–" if isnan(head.low) else f"{head.low:.4f} … {head.high:.4f}"
 
 
 class SurveyInterrupted(KeyboardInterrupt):
@@ -471,7 +466,7 @@ class TextCorpus:
     texts: Sequence[str]
     lines: tuple[str, Sequence[int]]  # what to call a text in errors, with its number
     lengths: Sequence[int]  # in tokens, cut ones too
-    digest: str  # of all token ids
+    fingerprint: str  # of all token ids: the same texts under another tokenizer are others
     batch_size: int
 
     @classmethod
@@ -487,7 +482,7 @@ class TextCorpus:
         if not isinstance(model, (TextModel, EncoderDecoder)):
             name = model.family.title if isinstance(model, Model) else type(model).__name__
             raise TypeError(f"{name} reads no texts here: give dicts of its inputs, such as {{'input_ids': tensor}}")
-        most = max_text_positions(model)
+        most = model.max_text_positions
         if length is not None and most is not None and length > most:
             raise ValueError(f"length={length} is more than the {most} positions of the model")
         where, numbers = lines
@@ -511,10 +506,6 @@ class TextCorpus:
             lengths += [count if length is None else min(count, length) for count in counts]
             digest.update(json.dumps(counts).encode() + batch.input_ids[batch.attention_mask].numpy().tobytes())
         return cls(model, texts, lines, lengths, digest.hexdigest()[:16], batch_size)
-
-    def fingerprint(self) -> str:
-        """Of all token ids: the same texts under another tokenizer are others."""
-        return self.digest
 
     def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the texts."""
@@ -555,6 +546,7 @@ class InputCorpus:
     items: Sequence[Mapping[str, Any]]
     run: Callable[[Any], object] | None
 
+    @cached_property
     def fingerprint(self) -> str:
         """Of all inputs, and the name of what runs them."""
         run = "" if self.run is None else getattr(self.run, "__qualname__", type(self.run).__qualname__)
@@ -721,13 +713,6 @@ def _counts(view: View, measure: str) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- identity, progress
-
-
-def _describe(model: nn.Module) -> Any:
-    if isinstance(model, Model):
-        left_out = ("transformers_version", "dtype")
-        return {name: value for name, value in model.config.values.items() if name not in left_out}
-    return type(model).__qualname__
 
 
 def _weights_fingerprint(model: nn.Module) -> str:

@@ -43,9 +43,20 @@ Positions = int | slice | tuple[int, ...] | None
 PARTS = ("q", "k", "v", "output")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edit:
     """One change of a model's attention. Edits are compared by value and combined with `+`."""
+
+    def __eq__(self, other: object) -> bool:
+        def equal(a: Any, b: Any) -> bool:
+            if isinstance(a, Tensor) and isinstance(b, Tensor):
+                return a is b or bool(torch.equal(a, b))
+            return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+
+        return type(self) is type(other) and all(equal(a, getattr(other, name)) for name, a in vars(self).items())
+
+    def __hash__(self) -> int:  # tensors and slices have none by value
+        return hash((type(self), *(x for x in vars(self).values() if isinstance(x, (str, int, float, tuple)))))
 
     def __add__(self, other: Edit | Edits) -> Edits:
         return Edits((self,)) + other
@@ -54,9 +65,15 @@ class Edit:
         yield self
 
     def __repr__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        shown = [f"{name}={_text(value)}" for name, value in values.items() if not _is_default(value, defaults[name])]
+        shown = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                shown.append(f"{field.name}=<{tuple(value.shape)}>")
+            elif isinstance(value, Capture) or hasattr(type(value), "outputs"):  # a survey
+                shown.append(f"{field.name}=<{value!r}>")
+            elif value != field.default:
+                shown.append(f"{field.name}={value!r}")
         return f"{self.function}({', '.join(shown)})"
 
     @property
@@ -86,7 +103,7 @@ class Edits:
         return " + ".join(map(repr, self.edits))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class KnockOut(Edit):
     """See `knock_out`."""
 
@@ -107,14 +124,8 @@ class Ablate(Edit):
     by: Literal["zero", "mean"] | Tensor | Capture | Survey = "zero"
     queries: Positions = None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ablate) and _same(self, other)
 
-    def __hash__(self) -> int:
-        return hash((self.layer, self.head, str(self.queries)))
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class ZeroValues(Edit):
     """See `zero_values`."""
 
@@ -133,12 +144,6 @@ class Patch(Edit):
     source: Tensor | Capture | None = None
     positions: Positions = None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Patch) and _same(self, other)
-
-    def __hash__(self) -> int:
-        return hash((self.layer, self.head, self.part))
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Add(Edit):
@@ -148,12 +153,6 @@ class Add(Edit):
     vector: Tensor | None = None
     scale: float = 1.0
     positions: Positions = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Add) and _same(self, other)
-
-    def __hash__(self) -> int:
-        return hash((self.path, self.scale))
 
 
 def knock_out(
@@ -335,22 +334,3 @@ def _positions(name: str, value: object) -> Positions:
             raise ValueError(f"{name} is empty; leave it out for all positions")
         return tuple(value)
     raise TypeError(f"{name} must be positions: an int, a slice or several ints; got {value!r}")
-
-
-def _same(one: Edit, other: Edit) -> bool:
-    def equal(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a is b or (a.shape == b.shape and bool(torch.equal(a, b)))
-        return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
-
-    return all(equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-
-
-def _is_default(value: object, default: object) -> bool:
-    return value is default or (not isinstance(value, (Tensor, Capture)) and bool(value == default))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"<{tuple(value.shape)}>"
-    return f"<{value!r}>" if isinstance(value, Capture) or hasattr(type(value), "outputs") else repr(value)

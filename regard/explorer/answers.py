@@ -37,48 +37,15 @@ from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.overlays import ImagePatches
-from regard.lens.view import View
 from regard.locale import Lang, translate
 from regard.masks.tiles import cell_edges
+from regard.session import protocol
 from regard.session.atlas import layer_row, link_weights, patch_cells, place_in, received_in_image, thumbnails_of
 from regard.session.default_models import FETCH, KOREAN, TITLE, is_korean, name_of
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
 from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
 from regard.session.labels import shown, token_name
 from regard.session.predictions import predict
-from regard.session.protocol import (
-    ArrayJSON,
-    ChangesAnswer,
-    EffectsAnswer,
-    HeadAnswer,
-    HeadEffectsJSON,
-    How,
-    ImageAnswer,
-    ImageJSON,
-    LayerJSON,
-    LayoutJSON,
-    LevelsJSON,
-    LinkHeadsAnswer,
-    LinkJSON,
-    LinksAnswer,
-    NumbersJSON,
-    OverviewAnswer,
-    PatchGridJSON,
-    PatchLevelsJSON,
-    PredictionsAnswer,
-    RankedAnswer,
-    RankedLinkJSON,
-    RowAnswer,
-    StepsAnswer,
-    SuggestionJSON,
-    SwapAnswer,
-    ThumbnailsAnswer,
-    ThumbnailsJSON,
-    TileAnswer,
-    TokenRowsAnswer,
-    TokenRowsJSON,
-    TokensAnswer,
-)
 from regard.session.ranking import opening_of, ranked_links
 from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
@@ -154,7 +121,7 @@ def _exact_weights(session: Session, layer: int, head: int, what: str) -> tuple[
 # --------------------------------------------------------------------------------------------------------------- arrays
 
 
-def packed(values: Tensor) -> ArrayJSON:
+def packed(values: Tensor) -> protocol.ArrayJSON:
     """A tensor as JSON; NaN and infinities are kept."""
     numbers = values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
     return {"shape": list(values.shape), "f32": b64encode(numbers.tobytes()).decode("ascii")}
@@ -170,7 +137,7 @@ def binned(values: Tensor, bins: int, how: Literal["sum", "max"]) -> Tensor:
     return torch.segment_reduce(values, how, lengths=lengths, axis=values.ndim - 1, unsafe=True).float()
 
 
-def levels(values: Tensor) -> LevelsJSON:
+def levels(values: Tensor) -> protocol.LevelsJSON:
     """(H, …) of non-negative numbers as bytes with a scale per head."""
     flat = values.detach().float().cpu().flatten(1)
     scale = flat.amax(1) / 255 if flat.shape[1] else flat.new_zeros(len(flat))
@@ -188,7 +155,7 @@ def _finite(value: float | None) -> float | None:
 # ------------------------------------------------------------------------------------------------------------- overview
 
 
-def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
+def overview(session: Session, lang: Lang = "en") -> protocol.OverviewAnswer:
     """All heads at a glance, and what can be requested next. Computes rows only of calls of a few hundred tokens.
 
     lang: of the warning.
@@ -197,7 +164,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
     if not session.layers:
         session.capture[0]  # raises with the reason
     layouts, numbers = layouts_of(session)
-    layers: list[LayerJSON] = []
+    layers: list[protocol.LayerJSON] = []
     for index, layer in enumerate(session.layers):
         view, (nq, nk), offset = layer.view, layer.sizes, layer.view.place.offset
         first = nk - nq if offset is None else int(torch.as_tensor(offset).reshape(-1)[0])
@@ -218,7 +185,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
                 "no_effects": unsupported_reason(session, layer),
             }
         )
-    images: list[ImageJSON] = []
+    images: list[protocol.ImageJSON] = []
     for number, frame in enumerate(session.frames):
         shown = session.images[number] if number < len(session.images) else None
         height, width = frame.image_size
@@ -232,7 +199,12 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
                 "seen": box.round(DIGITS).tolist(),
             }
         )
-    text = session.text
+    text, suggestion = session.text, None
+    directory = None if session.model is None else session.model.directory
+    if directory is not None and name_of(directory) == TITLE and is_korean(text or ""):
+        suggestion = protocol.SuggestionJSON(
+            name=KOREAN.name, fetched=KOREAN.is_fetched, command=FETCH, size=KOREAN.size
+        )
     return {
         "version": VERSION,
         "name": session.name,
@@ -247,16 +219,9 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
         "opening": opening_of(session),
         "images": images,
         "layouts": layouts,
-        "suggestion": _suggestion(session),
+        "suggestion": suggestion,
         "warning": translate(WARNING, lang),
     }
-
-
-def _suggestion(session: Session) -> SuggestionJSON | None:
-    directory = None if session.model is None else session.model.directory
-    if directory is None or name_of(directory) != TITLE or not is_korean(session.text or ""):
-        return None
-    return {"name": KOREAN.name, "fetched": KOREAN.is_fetched, "command": FETCH, "size": KOREAN.size}
 
 
 def _labels(session: Session, start: int, stop: int) -> list[str]:
@@ -264,12 +229,9 @@ def _labels(session: Session, start: int, stop: int) -> list[str]:
     return [word if len(word) <= LONGEST_LABEL else word[: LONGEST_LABEL - 1] + "…" for word in words]
 
 
-def _measures(session: Session) -> dict[str, ArrayJSON]:
+def _measures(session: Session) -> dict[str, protocol.ArrayJSON]:
     """name → (layers, most heads), for what at least one layer has."""
-    lines: list[dict[str, Tensor]] = []
-    for numbers in session.numbers:
-        means = {"entropy": numbers.entropy, "effective": numbers.effective, "received_max": numbers.share}
-        lines.append({name: values for name, values in means.items() if values is not None} | numbers.patterns)
+    lines = [numbers.measures for numbers in session.numbers]
     most = max((layer.view.sizes[1] for layer in session.layers), default=0)
     tables = {}
     for name in dict.fromkeys(name for line in lines for name in line):
@@ -281,10 +243,10 @@ def _measures(session: Session) -> dict[str, ArrayJSON]:
     return tables
 
 
-def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | None]]:
+def layouts_of(session: Session) -> tuple[list[protocol.LayoutJSON], list[list[int] | None]]:
     """The distinct layouts of a session, and for each layer the numbers of its queries' and its keys' layout."""
     numbers: dict[Layout, int] = {}
-    layouts: list[LayoutJSON] = []
+    layouts: list[protocol.LayoutJSON] = []
     layers: list[list[int] | None] = []
     for layer in session.layers:
         if layer.sides is None:
@@ -309,7 +271,7 @@ def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | Non
     return layouts, layers
 
 
-def _grid(patches: ImagePatches) -> PatchGridJSON:
+def _grid(patches: ImagePatches) -> protocol.PatchGridJSON:
     """Rows and columns as found among the boxes; boxes of different height at one place are different rows."""
     height, width = patches.frame.image_size
     boxes = (patches.boxes / (height, width, height, width)).round(DIGITS)  # (P, 4)
@@ -327,13 +289,13 @@ def _grid(patches: ImagePatches) -> PatchGridJSON:
 # ---------------------------------------------------------------------------------------------------- tokens and images
 
 
-def tokens(session: Session, start: int = 0, stop: int | None = None) -> TokensAnswer:
+def tokens(session: Session, start: int = 0, stop: int | None = None) -> protocol.TokensAnswer:
     """The labels of tokens [start, stop), at most 65,536, each cut at 64 characters."""
     start, stop = _checked_span("tokens", start, stop, len(session.tokens), most=MOST_LABELS)
     return {"start": start, "labels": _labels(session, start, stop)}
 
 
-def image(session: Session, number: int) -> ImageAnswer:
+def image(session: Session, number: int) -> protocol.ImageAnswer:
     """The bytes of an image. Raises LookupError if the session has none of that number."""
     photo = find_image(session, number)
     return {"kind": photo.kind, "base64": b64encode(photo.data).decode("ascii")}
@@ -352,7 +314,7 @@ def find_image(session: Session, number: int) -> Photo:
 # ----------------------------------------------------------------------------------------------------------------- head
 
 
-def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnswer:
+def head(session: Session, layer: int, head: int, lang: Lang = "en") -> protocol.HeadAnswer:
     """The card of a head: map, received mass, entropy, numbers, a sentence and its strongest links.
 
     Needs a map, or q and k.
@@ -376,7 +338,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnsw
 
     share = of_head(numbers.share)
     first, last = numbers.keys[head] if share is not None else (None, None)
-    summary: NumbersJSON = {
+    summary: protocol.NumbersJSON = {
         "entropy": of_head(numbers.entropy),
         "effective": of_head(numbers.effective),
         "max_weight": _finite(max((link["weight"] for link in strongest["links"]), default=None)),
@@ -408,7 +370,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnsw
     }
 
 
-def _map(layer: Layer, head: int) -> tuple[Tensor, How]:
+def _map(layer: Layer, head: int) -> tuple[Tensor, protocol.How]:
     """The measured map, or one from exact weights; of the first window."""
     view = layer.view
     if "map" in view.held:
@@ -424,7 +386,7 @@ def _map(layer: Layer, head: int) -> tuple[Tensor, How]:
 # ---------------------------------------------------------------------------------------------------------------- links
 
 
-def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksAnswer:
+def links(session: Session, layer: int, head: int, count: int = LINKS) -> protocol.LinksAnswer:
     """The strongest links of a head, the strongest first: of all weights, or of the map's strongest cells.
 
     Queries that see a single key are left out. The list is empty if the capture has neither q and k, nor links, nor an
@@ -433,8 +395,8 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     seen = _find_head(session, layer, head)
     view, (_, _, nq, nk), visible = seen.view, seen.view.sizes, seen.view.place.visible
     windows = [((w * nq, (w + 1) * nq), (w * nk, (w + 1) * nk)) for w in range(seen.windows)]
-    strongest: list[LinkJSON] = []
-    how: How = "exact"
+    strongest: list[protocol.LinkJSON] = []
+    how: protocol.How = "exact"
 
     def add(weights: Tensor, rows: Span, first_key: int, keys: Tensor | None = None) -> None:
         """Add links of weights (rows, …) in one window; their columns are keys from `first_key` on, or `keys`."""
@@ -460,7 +422,11 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1 or "map" in view.held):
         parts, weights = windows, head_of(seen, head)
         if nq * nk > FEW_CELLS and seen.windows == 1:
-            parts, how = _strongest_cells(view, head), "pooled"
+            how, cells = "pooled", view.map()[0, head].float().nan_to_num(0.0)  # the strongest are looked into
+            edges = [cell_edges(n, m) for n, m in zip((nq, nk), cells.shape, strict=True)]
+            best = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
+            at = [divmod(place, cells.shape[1]) for place in best]
+            parts = [((edges[0][i], edges[0][i + 1]), (edges[1][j], edges[1][j + 1])) for i, j in at]
         for (a, b), (c, d) in parts:
             at_once = max(1, LINKS_AT_ONCE // max(1, d - c))
             for i in range(a, b, at_once):
@@ -474,7 +440,7 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
     return {"layer": layer, "head": head, "links": strongest, "how": how}
 
 
-def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
+def ranked(session: Session, count: int = RANKED) -> protocol.RankedAnswer:
     """The strongest links of the session across all heads, ranked as `regard look` ranks them; at most 64."""
     if not 1 <= count <= MOST_RANKED:
         raise ValueError(f"count must be 1 to {MOST_RANKED}, got {count}")
@@ -492,7 +458,7 @@ def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
                 shown(token_label(session, link.layer, link.key)) or str(link.key),
             ]
         rows.append(
-            RankedLinkJSON(
+            protocol.RankedLinkJSON(
                 layer=link.layer,
                 head=link.head,
                 query=query,
@@ -507,27 +473,18 @@ def ranked(session: Session, count: int = RANKED) -> RankedAnswer:
     return {"links": rows, "complete": complete, "selected": selected}
 
 
-def _strongest_cells(view: View, head: int) -> list[tuple[Span, Span]]:
-    """The queries and keys of the map's strongest cells."""
-    cells = view.map()[0, head].float().nan_to_num(0.0)
-    rows, cols = cell_edges(view.sizes[2], cells.shape[0]), cell_edges(view.sizes[3], cells.shape[1])
-    places = cells.reshape(-1).topk(min(8, cells.numel())).indices.tolist()
-    pairs = [divmod(place, cells.shape[1]) for place in places]
-    return [((rows[i], rows[i + 1]), (cols[j], cols[j + 1])) for i, j in pairs]
-
-
 # ---------------------------------------------------------------------------------------------------- all heads at once
 
 
-def thumbnails(session: Session) -> ThumbnailsAnswer:
+def thumbnails(session: Session) -> protocol.ThumbnailsAnswer:
     """Small maps of all heads, and for images what patches receive in each head."""
-    layers: list[ThumbnailsJSON | None] = []
+    layers: list[protocol.ThumbnailsJSON | None] = []
     for layer in session.layers:
         small = thumbnails_of(layer)
         if small is None:
             layers.append(None)
             continue
-        images: list[PatchLevelsJSON] = [
+        images: list[protocol.PatchLevelsJSON] = [
             {
                 "image": cells.image,
                 "rows": cells.rows.round(DIGITS).tolist(),
@@ -549,7 +506,7 @@ def thumbnails(session: Session) -> ThumbnailsAnswer:
     return {"layers": layers}
 
 
-def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WIDTH) -> TokenRowsAnswer:
+def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WIDTH) -> protocol.TokenRowsAnswer:
     """One query's row in every head, in at most `width` cells of keys, or in cells of patches.
 
     layer: the one that counts the query so. Other layers answer for the same token, or the patch at the same place.
@@ -563,33 +520,30 @@ def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WID
     known = [other for other, place in zip(session.layers, places, strict=True) if place is not None]
     if (count := sum(other.view.sizes[1] * other.sizes[1] for other in known)) > MOST_ROWS:
         raise ValueError(f"{count:,} weights are too many for one answer: at most {MOST_ROWS:,}; `row` has one head's")
-    layers = [
-        None if place is None else _rows_of_layer(other, place, width)
-        for other, place in zip(session.layers, places, strict=True)
-    ]
+    layers: list[protocol.TokenRowsJSON | None] = []
+    for other, place in zip(session.layers, places, strict=True):
+        row = None if place is None else layer_row(other, place)  # (W, H, Nk)
+        if place is None or row is None:
+            layers.append(None)
+            continue
+        keys = row.transpose(0, 1).flatten(1)  # (H, W · Nk)
+        images = [cells.sums(row) for cells in patch_cells(other)]
+        rest = keys.sum(1) - sum((image.sum((1, 2)) for image in images), torch.zeros(len(keys)))
+        layers.append(
+            {
+                "layer": other.index,
+                "token": place,
+                "levels": levels(binned(keys, width, "sum")),
+                "cols": cell_edges(keys.shape[1], width),
+                "how": "exact" if keys.shape[1] <= width else "pooled",
+                "images": [levels(image) for image in images],
+                "other": packed(rest.clamp(min=0)) if images else None,
+            }
+        )
     return {"token": token, "layer": layer, "layers": layers}
 
 
-def _rows_of_layer(layer: Layer, token: int, width: int) -> TokenRowsJSON | None:
-    row = layer_row(layer, token)  # (W, H, Nk)
-    if row is None:
-        return None
-    keys = row.transpose(0, 1).flatten(1)  # (H, W · Nk)
-    grids = list(patch_cells(layer))
-    images = [cells.sums(row) for cells in grids]
-    other = keys.sum(1) - sum((image.sum((1, 2)) for image in images), torch.zeros(len(keys)))
-    return {
-        "layer": layer.index,
-        "token": token,
-        "levels": levels(binned(keys, width, "sum")),
-        "cols": cell_edges(keys.shape[1], width),
-        "how": "exact" if keys.shape[1] <= width else "pooled",
-        "images": [levels(image) for image in images],
-        "other": packed(other.clamp(min=0)) if grids else None,
-    }
-
-
-def link_in_heads(session: Session, token: int, key: int, layer: int = 0) -> LinkHeadsAnswer:
+def link_in_heads(session: Session, token: int, key: int, layer: int = 0) -> protocol.LinkHeadsAnswer:
     """The weight of one link in every head, and its effects where they were measured.
 
     layer: the one that counts query and key so; others answer as in `rows_of_token`.
@@ -611,7 +565,9 @@ def link_in_heads(session: Session, token: int, key: int, layer: int = 0) -> Lin
 # --------------------------------------------------------------------------------------------------------- row and tile
 
 
-def row(session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None) -> RowAnswer:
+def row(
+    session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None
+) -> protocol.RowAnswer:
     """The exact weights of one query: those of keys [start, stop), a ribbon of all keys, and the largest.
 
     Needs q and k. At most 131,072 weights at once.
@@ -635,7 +591,7 @@ def row(session: Session, layer: int, head: int, token: int, start: int = 0, sto
     }
 
 
-def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> TileAnswer:
+def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> protocol.TileAnswer:
     """A part of the map in at most size × size cells: single weights where they fit, else pooled.
 
     Up to 4,096 × 4,096 weights, a pooled cell is their exact sum divided by its number of queries. A larger part is cut
@@ -652,7 +608,7 @@ def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: 
     if 0 in (height, width):
         raise ValueError(f"rows {rows} and cols {cols} must hold at least one position each")
     if height * width <= FEW_CELLS:
-        how: How = "exact" if max(height, width) <= size else "pooled"
+        how: protocol.How = "exact" if max(height, width) <= size else "pooled"
         return {"rows": [*rows], "cols": [*cols], "cells": packed(pooled_tile(weights, rows, cols, size)), "how": how}
     view = seen.view
     if "map" not in view.held:
@@ -680,7 +636,7 @@ def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: 
 # ---------------------------------------------------------------------------------------------------------------- steps
 
 
-def steps(session: Session, layer: int, head: int, token: int, key: int) -> StepsAnswer:
+def steps(session: Session, layer: int, head: int, token: int, key: int) -> protocol.StepsAnswer:
     """The steps of one query, for the requested key and its strongest ones; other masked keys are left out.
 
     Needs q and k; a model that computes its own softmax has none.
@@ -746,11 +702,11 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
-def effects(session: Session, token: int, key: int) -> EffectsAnswer:
+def effects(session: Session, token: int, key: int) -> protocol.EffectsAnswer:
     """What was measured of the link from a query to a key so far; `measure` measures."""
     for name, value, axis in (("token", token, 0), ("key", key, 1)):
         _check_index(name, value, max((layer.sizes[axis] for layer in session.layers), default=0), f"{name}s")
-    heads: HeadEffectsJSON | None = None
+    heads: protocol.HeadEffectsJSON | None = None
     if (token, key) in session.effects.heads:
         weights, values = session.effects.heads[token, key]
         heads = {"weights": packed(weights), "effects": packed(values), "method": "exact"}
@@ -758,7 +714,9 @@ def effects(session: Session, token: int, key: int) -> EffectsAnswer:
     return {"token": token, "key": key, "links": links, "heads": heads}
 
 
-def measure(session: Session, token: int, key: int, layer: int | None = None, head: int | None = None) -> EffectsAnswer:
+def measure(
+    session: Session, token: int, key: int, layer: int | None = None, head: int | None = None
+) -> protocol.EffectsAnswer:
     """Measure a link by running the model without it: in one head beside random other keys, or in every head by itself.
 
     Raises ValueError if it cannot be measured, and says why.
@@ -775,7 +733,7 @@ def measure(session: Session, token: int, key: int, layer: int | None = None, he
 # ---------------------------------------------------------------------------------------------------------- predictions
 
 
-def predictions(session: Session, without: list[list[int]] | None = None) -> PredictionsAnswer:
+def predictions(session: Session, without: list[list[int]] | None = None) -> protocol.PredictionsAnswer:
     """What the model predicts, from running it once more. without: [layer, head] of heads to switch off."""
     places = without or []
     if not isinstance(places, list) or any(
@@ -788,7 +746,7 @@ def predictions(session: Session, without: list[list[int]] | None = None) -> Pre
 # --------------------------------------------------------------------------------------------------------- two sessions
 
 
-def changes(session: Session, other: Session, count: int = CHANGED) -> ChangesAnswer:
+def changes(session: Session, other: Session, count: int = CHANGED) -> protocol.ChangesAnswer:
     """The heads whose attention differs most between two sessions of one model."""
     if not 1 <= count <= MOST_RANKED:
         raise ValueError(f"count must be 1 to {MOST_RANKED}, got {count}")
@@ -818,7 +776,7 @@ def changes(session: Session, other: Session, count: int = CHANGED) -> ChangesAn
     }
 
 
-def swap(session: Session, token: int, word: str) -> SwapAnswer:
+def swap(session: Session, token: int, word: str) -> protocol.SwapAnswer:
     """Exchange the word of a token, let the model read the text again, and compare."""
     _check_index("token", token, len(session.tokens), "tokens")
     if not isinstance(word, str):

@@ -24,11 +24,12 @@ from regard.explorer.export import SHORT, bundle, catalogues, html, modules, sty
 from regard.lens.capture import Capture
 from regard.locale import Lang
 from regard.session.session import Session, session_of
+from regard.session.swaps import swap_word
 
 HEIGHT = 820  # pixels
 INSTALL = "pip install 'regard[notebook]'"
 # question → function, and the names of its arguments
-QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] = {
+QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any] | Session], tuple[str, ...]]] = {
     "overview": (answers.overview, ()),
     "tokens": (answers.tokens, ("start", "stop")),
     "head": (answers.head, ("layer", "head", "lang")),
@@ -40,7 +41,8 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "tile": (answers.tile, ("layer", "head", "rows", "cols", "size")),
     "steps": (answers.steps, ("layer", "head", "token", "key")),
     "image": (answers.image, ("number",)),
-    "swap": (answers.swap, ("token", "word")),
+    "swap": (swap_word, ("token", "word")),  # a new session, of which the answer is the number
+    "changes": (answers.changes, ("other",)),
     "predictions": (answers.predictions, ("without",)),
     "effects": (answers.effects, ("token", "key")),
     "measure": (answers.measure, ("token", "key", "layer", "head")),
@@ -76,9 +78,9 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = HEIGHT) ->
         )
     if height < 200:
         raise ValueError(f"height must be at least 200 pixels, got {height}")
-    session = what if isinstance(what, Session) else session_of(what)
+    sessions = [what if isinstance(what, Session) else session_of(what)]
     widget = _widget()(lang=checked_language(lang), height=height)
-    widget.on_msg(lambda sender, content, buffers: sender.send(answer(session, content)))
+    widget.on_msg(lambda sender, content, buffers: sender.send(answer(sessions, content)))
     return widget
 
 
@@ -100,16 +102,17 @@ def framed(page: str, height: int) -> str:
     return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-def answer(session: Session, message: object) -> dict[str, Any]:
+def answer(sessions: list[Session], message: object) -> dict[str, Any]:
     """The reply to one message of the page: {"id", "answer"}, or {"id", "error"} with a message.
 
-    message: {"id", "ask": question, "given": {name: value}} with exactly the question's arguments.
+    sessions: those of the widget, counted from 1; a word that is swapped adds one.
+    message: {"id", "session", "ask": question, "given": {name: value}} with exactly the question's arguments.
     """
     number = message.get("id") if isinstance(message, dict) else None
     try:
         if not isinstance(message, dict) or not isinstance(message.get("given"), dict):
-            raise TypeError(f'a message is {{"id", "ask", "given": {{…}}}}, got {message!r}')
-        question, given = message.get("ask"), message["given"]
+            raise TypeError(f'a message is {{"id", "session", "ask", "given": {{…}}}}, got {message!r}')
+        question, given = message.get("ask"), dict(message["given"])
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(f"{question!r} is not a question; there are {', '.join(QUESTIONS)}")
         function, names = QUESTIONS[question]
@@ -118,9 +121,22 @@ def answer(session: Session, message: object) -> dict[str, Any]:
         for name in {"rows", "cols"} & set(names):
             if not isinstance(given[name], list) or [type(end) for end in given[name]] != [int, int]:
                 raise TypeError(f"{name} must be [first, end], got {given[name]!r}")
-        return {"id": number, "answer": function(session, *(given[name] for name in names))}
+        if "other" in given:
+            given["other"] = _numbered(sessions, given["other"])
+        found = function(_numbered(sessions, message.get("session")), *(given[name] for name in names))
+        if isinstance(found, Session):
+            sessions.append(found)
+            found = {"session": str(len(sessions))}
+        return {"id": number, "answer": found}
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         return {"id": number, "error": str(error.args[0]) if isinstance(error, KeyError) else str(error)}
+
+
+def _numbered(sessions: list[Session], number: object) -> Session:
+    names = [str(n + 1) for n in range(len(sessions))]
+    if number not in names:
+        raise LookupError(f"there is no session {number!r}; there are {', '.join(names)}")
+    return sessions[names.index(str(number))]
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Text generation: options, sampling, beam search, the loop, and the captured CUDA step."""
+"""Text generation: options, the loop with its sampling, beam search, streaming, and the captured CUDA step."""

@@ -10,19 +10,17 @@ for "not a candidate". A hypothesis's score is its summed log probability ÷ (nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard.generation.config import GenerationConfig
-from regard.generation.sampling import LogitsFilters
 from regard.op import tell_beams
 
 if TYPE_CHECKING:
-    from regard.generation.loop import Decoder
+    from regard.generation.loop import TokenLoop
 
 __all__ = ["beam_search"]
 
@@ -86,38 +84,22 @@ class Candidates:
         return Candidates(_taken(self.tokens, places), scores, parents, ends, _taken(self.rows, places))
 
 
-def beam_search(
-    decoder: Decoder,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    config: GenerationConfig,
-    *,
-    lengths: Sequence[int],
-    on_token: Callable[[int], None] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def beam_search(loop: TokenLoop, on_token: Callable[[int], None] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The best num_return_sequences hypotheses of each row: tokens (R, n), lengths (R,) and scores (R,).
 
-    Arguments as of `generate`, which has checked them, and `lengths`: number of tokens of each row's prompt, padding
-    left out. The prompt is read once per row, not per beam. Raises ValueError if scores are NaN.
+    The prompt is read once per row, not per beam. Raises ValueError if scores are NaN.
     """
-    width, new_tokens, pad = config.num_beams or 1, config.max_new_tokens, config.pad_token_id
-    assert new_tokens is not None
-    assert pad is not None
-    length_penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    config, new_tokens = loop.config, loop.max_new_tokens
+    width, length_penalty = config.num_beams or 1, 1.0 if config.length_penalty is None else config.length_penalty
     # 1. Prefill: read each prompt once, then repeat its state for each beam.
-    length = input_ids.shape[1] + new_tokens - 1  # the last token is not read
-    logits, state = decoder.begin(input_ids, attention_mask, length=length)
-    device, (batch, vocabulary) = logits.device, logits.shape
+    logits, state, prompt, filters = loop.begin(width)
+    device, batch = logits.device, len(logits)
     each = torch.arange(batch, device=device).repeat_interleave(width)  # (B·K,)
     state.keep(each)
-    logits = logits[each]  # (B·K, V)
-    repeated = [n for n in lengths for _ in range(width)]
-    filters = LogitsFilters(config, vocabulary=vocabulary, lengths=repeated, device=device)
-    tokens = input_ids if attention_mask is None else torch.where(attention_mask, input_ids, vocabulary)
-    prompt = tokens.to(device)[each]  # (B·K, N)
+    logits, prompt = logits[each], prompt[each]  # (B·K, V), (B·K, N)
     # No hypothesis yet, and K equal beams, of which only the first counts: else the first step would find each token K
     # times.
-    tokens = torch.full((batch, width, new_tokens), pad, dtype=torch.long, device=device)
+    tokens = torch.full((batch, width, new_tokens), loop.pad, dtype=torch.long, device=device)
     zeros, rows = torch.zeros(batch, width, dtype=torch.long, device=device), torch.full_like(tokens, -1)
     ended = Hypotheses(tokens, zeros, torch.full_like(zeros, NONE, dtype=torch.float), zeros.bool(), rows)
     live = Candidates(tokens, ended.scores.clone(), zeros, zeros.bool(), rows)
@@ -147,7 +129,7 @@ def beam_search(
         if bool(stopped):  # waits for the device
             break
         state.keep((live.parents + width * torch.arange(batch, device=device)[:, None]).flatten())
-        logits = decoder.step(state, live.tokens[:, :, made - 1].flatten())
+        logits = loop.decoder.step(state, live.tokens[:, :, made - 1].flatten())
     # 3. The best of each row.
     returned = config.num_return_sequences or 1
     tell_beams(ended.rows[:, :returned].flatten(0, 1), made)

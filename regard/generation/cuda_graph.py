@@ -7,7 +7,7 @@ not on the left, under autocast, which the kernels do not follow, or under `watc
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from regard.devices import current, no_triton
 from regard.generation import cuda_step
-from regard.generation.loop import ModelState
-from regard.nn.blocks import Tower
-from regard.nn.cache import FixedCache
-from regard.nn.heads import LanguageHead
+from regard.nn.attention import FixedCache
+from regard.nn.blocks import LanguageHead, Tower
 from regard.op import observed
+
+if TYPE_CHECKING:
+    from regard.models.text import ModelState
 
 
 def can_capture(tower: Tower, head: object, state: ModelState, dtype: torch.dtype) -> bool:

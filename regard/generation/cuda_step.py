@@ -9,20 +9,20 @@ step to step is in tensors at fixed addresses (`StepBuffers`), so that a step ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.devices import ROUNDED_ONCE, overlapping, power_of_two
-from regard.generation.loop import ModelState
-from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Tower
-from regard.nn.cache import FixedCache
-from regard.nn.heads import LanguageHead
-from regard.nn.linear import untouched
+from regard.nn.attention import FixedCache, MultiHeadAttention
+from regard.nn.blocks import Block, LanguageHead, Tower
+from regard.nn.projections import untouched
 from regard.rotary import Angles, Rotary
+
+if TYPE_CHECKING:
+    from regard.models.text import ModelState
 
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
 CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200

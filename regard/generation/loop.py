@@ -1,4 +1,6 @@
-"""The generation loop over token ids: `generate` returns all new tokens, `stream` yields text as it becomes certain.
+"""The generation loop: over token ids (`generate`, `stream`) and from prompts to text (`generate_text`, `stream_text`).
+
+A step is: the model's logits, `LogitsFilters`, and `Sampler`, or `beam_search` in place of the last.
 
 Rows that have ended go on being computed and are cut at their end afterwards: a batch keeps its shape, which a captured
 CUDA step needs, and no step waits for the device.
@@ -8,23 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from regard import checks
+from regard.data.images import Source, is_batch, numbered
 from regard.generation.beam_search import beam_search
-from regard.generation.config import GenerationConfig
-from regard.generation.sampling import LogitsFilters, Sampler
+from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.streaming import Decode, Reason, RowText, Stream
-from regard.nn.attention import ContextKeys
-from regard.nn.blocks import Tower
-from regard.nn.cache import Cache
+from regard.models.checkpoint import read_side
+from regard.models.family import GENERATION_TASKS
+from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
 
 if TYPE_CHECKING:
-    from regard.generation.cuda_graph import CapturedStep
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.model import Model
+    from regard.models.text import TextModel
 
+CONTEXT = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
 STEPS_PER_LOOK = 16  # on a GPU, steps between two looks at whether all rows have ended: each look waits for the device
 
 
@@ -114,9 +119,7 @@ def generate(
         return pieces.result
     with torch.no_grad():
         if (config.num_beams or 1) > 1:
-            ids, counts, scores = beam_search(
-                decoder, input_ids, attention_mask, config, lengths=loop.prompt_lengths, on_token=on_token
-            )
+            ids, counts, scores = beam_search(loop, on_token)
             last = ids.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]  # (R,)
             lengths, ended = counts.tolist(), loop.is_eos(last).tolist()
         else:
@@ -181,19 +184,26 @@ class TokenLoop:
         self.sampler: Sampler | None = None
         self.tokens = input_ids.new_empty(0, len(input_ids))  # (max_new_tokens, B) once begun
 
+    def begin(self, width: int = 1) -> tuple[Tensor, Any, Tensor, LogitsFilters]:
+        """Read the prompt once, for `width` beams: logits (B, V), the state, the tokens (B, N), padding as token V."""
+        # Room for all tokens that will be read, which the last one is not.
+        length = self.input_ids.shape[1] + self.max_new_tokens - 1
+        logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
+        vocabulary, mask = logits.shape[1], self.attention_mask
+        lengths = [n for n in self.prompt_lengths for _ in range(width)]
+        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=lengths, device=logits.device)
+        tokens = self.input_ids if mask is None else torch.where(mask, self.input_ids, vocabulary)
+        return logits, state, tokens.to(logits.device), filters
+
     def steps(self) -> Iterator[Tensor]:
         """Yield the tokens (B,) of each step, also of rows that have ended; the caller stops when it has enough."""
-        batch, start = self.input_ids.shape
-        # 1. Prefill: read the prompt and make room for all tokens that will be read, which the last one is not.
-        length = start + self.max_new_tokens - 1
-        logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
-        vocabulary, device = logits.shape[1], logits.device
-        filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=self.prompt_lengths, device=device)
+        # 1. Prefill.
+        logits, state, prompt, filters = self.begin()
         self.sampler = Sampler(filters, self.row_numbers)
         # A row for each step: tokens are written where the model reads them, without a copy.
-        history = torch.empty(start + self.max_new_tokens, batch, dtype=torch.long, device=device)
-        mask = self.attention_mask
-        history[:start] = (self.input_ids if mask is None else torch.where(mask, self.input_ids, vocabulary)).T
+        batch, start = prompt.shape
+        history = torch.empty(start + self.max_new_tokens, batch, dtype=torch.long, device=logits.device)
+        history[:start] = prompt.T
         self.tokens = history[start:]
         seen, rows = history[:start].T, self.tokens.unbind()  # (B, N); (B,) for each step
         # 2. Decode: choose a token from the logits, let the model read it.
@@ -260,104 +270,292 @@ def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[in
     return lengths
 
 
-# ------------------------------------------------------------------------------------------------------ decoder state
+# --------------------------------------------------------------------------------------------------- prompts and text
 
 
-@dataclass(eq=False)
-class ModelState:
-    """What a model keeps between steps; memory for all positions is allocated once.
+@dataclass(frozen=True, eq=False)
+class GenerationOutput:
+    """The text that a model generated after one prompt; printing it prints the text.
+
+    >>> import torch
+    >>> print(GenerationOutput("The cat", " sat.", torch.tensor([332, 13]), "eos"))
+     sat.
 
     Attributes:
-        caches: one for each layer, as its attention makes it.
-        mask: (B, positions so far), True = token, or None if there is no padding.
-        length: the number of positions allocated.
-        padding: (B,) how much padding each row has, if no cache holds any: then only positions depend on it.
-        memory: keys and values of the encoder's output for each layer.
-        memory_mask: which of these are tokens.
-        readers: (B,) which row of the encoder's output each row attends to; None: each to its own.
-        captured: the step as a CUDA graph, if there is one.
+        prompt: the prompt.
+        text: the new text, without end token and stop string.
+        ids: (n,) new tokens, on the CPU, an end token included.
+        reason: why it ended: "eos", "stop" or "length".
+        score: of beam search: summed log probability by length, else None.
     """
 
-    caches: list[Cache]
-    mask: Tensor | None
-    length: int
-    padding: Tensor | None = None
-    memory: list[ContextKeys] | None = None
-    memory_mask: Tensor | None = None
-    readers: Tensor | None = None
-    captured: CapturedStep | None = None
+    prompt: str
+    text: str
+    ids: Tensor
+    reason: Reason
+    score: float | None = None
 
-    @classmethod
-    def room(
-        cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
-    ) -> ModelState:
-        """Allocate `length` positions of `batch` texts for the layers of a tower with weights of this dtype.
+    def __str__(self) -> str:
+        return self.text
 
-        Raises ValueError if there is not enough memory, or an attention cannot run step by step.
-        """
-        kind = device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if autocast and dtype != torch.float64:  # which autocast leaves alone
-            dtype = torch.get_autocast_dtype(kind)
+    def __repr__(self) -> str:
+        return f"GenerationOutput({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
 
-        def caches(device: torch.device | str) -> list[Cache]:
-            return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
 
-        try:
-            return cls(caches(device), mask, length)
-        except RuntimeError as error:  # out of memory
-            gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
-            raise ValueError(
-                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
-                "have as much: ask for fewer new tokens, texts or beams"
-            ) from error
+@dataclass(frozen=True, eq=False)
+class PromptBatch:
+    """Prompts as a decoder begins with them."""
 
-    def __len__(self) -> int:
-        return len(self.caches[0])
+    decoder: Decoder
+    input_ids: Tensor  # (B, N), padded on the left
+    attention_mask: Tensor | None  # (B, N), True = token
+    max_positions: int | None  # of the decoder
+    vocabulary: int
+    context: Tensor | None  # ids after which the new ones read as text; None where a text begins
+    eos: tuple[int, ...] = ()  # end tokens and padding token that the model itself sets
+    pad: int | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of caches and masks, without the encoder's output."""
-        held = [t.nbytes for t in (self.mask, self.padding) if t is not None]
-        return sum(cache.nbytes for cache in self.caches) + sum(held)
 
-    @property
-    def positions(self) -> Tensor | None:
-        """(B, 1) positions of the next tokens if the mask was dropped; else None."""
-        return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
+class StepCounter:
+    """Counts the steps of several runs one after another, and reports them to `on_token`."""
 
-    @property
-    def padded_left(self) -> bool:
-        """True if all padding is on the left."""
-        return self.mask is None or bool((self.mask.int().diff(dim=1) >= 0).all())
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self._on_token, self._before, self._now = on_token, 0, 0
 
-    def forget_mask(self) -> None:
-        """After the prompt: if no cache holds padding, keep its amount instead of a mask that grows."""
-        if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
-            self.padding, self.mask = (~self.mask).sum(1), None
+    def __call__(self, count: int) -> None:
+        """Report that the run has made `count` steps."""
+        self._now = self._before + count
+        if self._on_token is not None:
+            self._on_token(self._now)
 
-    def see(self, batch: int) -> None:
-        """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
-        if len(self) == self.length:
-            raise ValueError(f"no room: all {len(self)} positions are used")
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
+    def next_run(self) -> None:
+        """Begin another run."""
+        self._before = self._now
 
-    def keep(self, rows: Tensor) -> None:
-        """Row i becomes the old row rows[i]; the number of rows may change."""
-        if self.captured is not None:
-            self.captured.keep(rows)
-        for cache in self.caches:
-            cache.keep(rows)
-        self.mask = None if self.mask is None else self.mask[rows]
-        self.padding = None if self.padding is None else self.padding[rows]
-        if self.memory is None:
-            return
-        # Beams of one text attend to the same encoder output, and one of 577 patches is most of what a step would copy:
-        # compare first, but not on a GPU, which copies sooner than it answers.
-        batch = len(self.memory[0].k)
-        before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
-        self.readers = before[rows]
-        if not rows.is_cpu or not torch.equal(self.readers, before):
-            self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
-            self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
+
+def generate_text(
+    model: Model,
+    prompts: str | Sequence[str],
+    config: GenerationConfig,
+    images: Source | Several | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> GenerationOutput | list[GenerationOutput]:
+    """The continuation of a prompt, or of each; see `Model.generate`."""
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
+    if not texts:
+        raise ValueError("there must be at least one prompt, got an empty list")
+    model.check_task("generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    pixels = _pixels(model, images, len(texts), isinstance(prompts, str))
+
+    def begin(some: Sequence[int]) -> PromptBatch:
+        return begin_prompts(model, [texts[n] for n in some], config, [pixels[n] for n in some])
+
+    outputs = continue_prompts(model, begin, texts, config, range(len(texts)), StepCounter(on_token))
+    return outputs[0] if isinstance(prompts, str) else outputs
+
+
+def stream_text(
+    model: Model, prompt: str, config: GenerationConfig, images: Source | Several | None = None
+) -> Iterator[str]:
+    """The continuation of a prompt, piece by piece; see `Model.stream`."""
+    if not isinstance(prompt, str):
+        raise TypeError(f"stream takes one prompt, a str, got {type(prompt).__name__}")
+    model.check_task("generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    if (config.num_beams or 1) != 1:
+        raise ValueError(
+            f"the text of num_beams={config.num_beams} is not known before the end, so it cannot be streamed: use "
+            "model.generate(…), or model.stream(…, num_beams=1)"
+        )
+    batch = begin_prompts(model, [prompt], config, _pixels(model, images, 1, True))
+    config = replace(_with_special_tokens(model, batch, config), max_new_tokens=token_limits(batch, config)[0])
+    decode = _decoder_after(model, batch.context)
+    pieces = stream(batch.decoder, batch.input_ids, batch.attention_mask, config, decode=decode).text()
+    return model.iterate_in_eval_mode(pieces)
+
+
+def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
+    """The options of a call over those of the checkpoint; a text_config's own special tokens count, too."""
+    generation = read_side(model.directory, "generation_config.json", dict)
+    settings = {**model.config.sub_config("text_config").values, **model.config.values}
+    merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
+    if (merged.num_return_sequences or 1) != 1:
+        raise ValueError(
+            f"each prompt gives one text, and num_return_sequences is {merged.num_return_sequences}: leave it out"
+        )
+    return merged
+
+
+def continue_prompts(
+    model: Model,
+    begin: Callable[[Sequence[int]], PromptBatch],
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    row_numbers: Sequence[int],
+    steps: StepCounter,
+) -> list[GenerationOutput]:
+    """Continue each prompt as it would be alone, by as many tokens as it has room for, whatever room others have.
+
+    Prompts of unlike room are continued together as long as the longest has room, and cut at their own limits; those
+    that could go on are then generated again, with others of the same room. Beam search and a forced last token look
+    ahead to the end, so there prompts of the same room are grouped from the first.
+
+    begin: the batch of some of the prompts, by their places.  config: merged with the checkpoint's.
+    row_numbers: the number of each prompt in the caller's list, by which its draws go.
+    """
+    config = config.seeded()  # one seed for all runs
+    outputs: dict[int, GenerationOutput] = {}
+
+    def run(some: Sequence[int], batch: PromptBatch, max_new_tokens: int) -> None:
+        decode = _decoder_after(model, batch.context)
+        tokens = generate(
+            batch.decoder,
+            batch.input_ids,
+            batch.attention_mask,
+            replace(_with_special_tokens(model, batch, config), max_new_tokens=max_new_tokens),
+            decode=decode,
+            row_numbers=[row_numbers[n] for n in some],
+            on_token=steps,
+        )
+        assert tokens.texts is not None
+        scores = [None] * len(some) if tokens.scores is None else tokens.scores.tolist()
+        rows = zip(some, tokens.texts, tokens.ids.cpu(), tokens.lengths, tokens.reasons, scores, strict=True)
+        for n, text, ids, length, reason, score in rows:
+            if length > limits[n]:
+                length, reason = limits[n], "length"
+                text = decode(ids[:length].tolist())
+            if reason != "length" or length == limits[n]:
+                outputs[n] = GenerationOutput(prompts[n], text, ids[:length], reason, score)
+        steps.next_run()
+
+    everyone = range(len(prompts))
+    batch = begin(everyone)
+    limits = token_limits(batch, config)
+    room = max(limits)
+    if batch.max_positions is not None:
+        room = min(room, batch.max_positions - batch.input_ids.shape[1] + 1)
+    if len(set(limits)) == 1 or ((config.num_beams or 1) == 1 and config.forced_eos_token_id is None):
+        run(everyone, batch, room)
+    for limit in sorted({limits[n] for n in everyone if n not in outputs}):
+        some = [n for n in everyone if n not in outputs and limits[n] == limit]
+        run(some, begin(some), limit)
+    return [outputs[n] for n in everyone]
+
+
+def token_limits(batch: PromptBatch, config: GenerationConfig) -> list[int]:
+    """How many new tokens each row may have; padding takes no room. Raises ValueError for a row without room."""
+    ids, mask = batch.input_ids, batch.attention_mask
+    lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+    if len(set(lengths)) == 1:
+        return [config.token_limit(lengths[0], batch.max_positions)] * len(lengths)
+    limits = []
+    for number, length in enumerate(lengths):
+        with numbered(number, len(lengths), "prompt"):
+            limits.append(config.token_limit(length, batch.max_positions))
+    return limits
+
+
+def _with_special_tokens(model: Model, batch: PromptBatch, config: GenerationConfig) -> GenerationConfig:
+    """The config with end and padding tokens: the model's own, else the checkpoint's, else the tokenizer's."""
+    config.check_tokens(batch.vocabulary)
+    special = model.tokenizer.ids_of
+    eos = batch.eos or config.eos_token_ids or (() if special.eos is None else (special.eos,))
+    pads = (batch.pad, config.pad_token_id, special.pad, *eos, 0)
+    return replace(config, eos_token_ids=eos, pad_token_id=next(pad for pad in pads if pad is not None))
+
+
+def _decoder_after(model: Model, context: Tensor | None) -> Decode:
+    """Turn new tokens into text, as it reads after the context: sentencepiece drops the space of a first token.
+
+    Ids beyond the tokenizer's vocabulary are no text.
+    """
+    tokenizer = model.tokenizer
+    anchor: list[int] = []  # the fewest tokens at the end of a prompt that are whole characters; any prompt's will do
+    rows = [] if context is None else context[:, -CONTEXT:].tolist()
+    for tail in (row[-n:] for row in rows for n in range(1, len(row) + 1)):
+        text = tokenizer.decode(tail)
+        if text and "\ufffd" not in text:
+            anchor = tail
+            break
+    before = len(tokenizer.decode(anchor)) if anchor else 0
+
+    def decode(new: list[int]) -> str:
+        return tokenizer.decode(anchor + [token for token in new if token < tokenizer.size])[before:]
+
+    return decode
+
+
+def begin_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> PromptBatch:
+    """Prompts as a model begins with them. pixels: of the images of each, (P, 3, H, W), or None."""
+    ids, mask = (each.to(model.device) for each in read_prompts(model, texts, config, pixels))
+    if model.reads_image_prompts:
+        reader = cast(ImagePromptModel, model)
+        return PromptBatch(read_images(reader, pixels), ids, mask, reader.max_positions, reader.vocabulary, ids)
+    if model.kind == "encoder-decoder":
+        two = cast("EncoderDecoder", model)
+        start = two.start if config.decoder_start_token_id is None else config.decoder_start_token_id
+        starts = torch.full((len(texts), 1), start, device=model.device)
+        return PromptBatch(two.read(ids, mask), starts, None, two.decoder.embed.max_positions, two.vocabulary, None)
+    decoder = cast("TextModel", model)
+    return PromptBatch(decoder, ids, mask, decoder.max_positions, decoder.vocabulary, ids)
+
+
+def read_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Prompts as ids and mask (B, N), padded on the left, on the CPU; an empty one is the start token.
+
+    Of the pixels, (P, 3, H, W) for each prompt or None, only the shape is read. Raises ValueError for a prompt with
+    more or fewer placeholders than images, without a token, or too long.
+    """
+
+    def name(number: int) -> str:
+        return "the prompt" if len(texts) == 1 else f"prompt {number}"
+
+    if model.reads_image_prompts:
+        expanded = []
+        for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):
+            with numbered(number, len(texts), "prompt"):
+                expanded.append(expand_prompt(cast(ImagePromptModel, model), text, own))
+        texts = expanded
+    if model.kind == "flamingo":
+        ids, mask = without_special(model, texts)
+    else:
+        batch = model.tokenizer.batch(texts, pad="left")
+        ids, mask = batch.input_ids, batch.attention_mask
+    empty = ~mask.any(1)
+    if bool(empty.any()):
+        bos = config.bos_token_id if config.bos_token_id is not None else model.tokenizer.ids_of.bos
+        if bos is None:
+            number = int(empty.nonzero()[0])
+            raise ValueError(f"{name(number)} is empty, and the checkpoint has no start token: give a prompt")
+        if not ids.shape[1]:
+            ids, mask = ids.new_zeros(len(texts), 1), mask.new_zeros(len(texts), 1)
+        ids[empty, -1], mask[empty, -1] = bos, True
+    limit = model.max_text_positions
+    for number, count in enumerate(mask.sum(1).tolist()):
+        if limit is not None and count > limit:
+            raise ValueError(f"{name(number)} has {count} tokens, and the model has {limit} positions: shorten it")
+    return ids, mask
+
+
+def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tensor | None]:
+    """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: the prompt is in no list."""
+    if images is None:
+        return [None] * prompts
+    if not model.reads_image_prompts:
+        raise ValueError(f"{model.family.title} with task {model.task!r} takes no images: leave out images=")
+    each = [images] if single else list(images) if is_batch(images) else images
+    if not isinstance(each, list) or len(each) != prompts:
+        raise ValueError(f"there are {prompts} prompts: images must be a list of as many, each an image or a list")
+    lists = [list(own) if is_batch(own) else [] if own is None else [own] for own in each]
+    flat = [image for own in lists for image in own]
+    if not flat:
+        return [None] * prompts
+    rows = iter(model.preprocessor(flat).pixel_values.to(model.device))
+    return [torch.stack([next(rows) for _ in own]) if own else None for own in lists]

@@ -1,253 +1,29 @@
-"""Generation steps of one module: which call continues which, their shared keys, and one view per run."""
+"""One view of all steps of a generation, and the copies of their tensors, which share keys and values."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
+from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
+from regard.lens.placement import UNPLACED
+from regard.lens.step_links import Rows, StepLink, rows_of
 from regard.lens.values import StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
 
-Sizes = tuple[int, int, int, int]
-
-Batches = tuple[int, int]
-"""Batch rows of the call before, and of this one: beam search reads a prompt once and goes on with several beams."""
-
 MASKS = 4  # how many are remembered, so that layers that share one share its copy
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass
-class StepLink:
-    """How a call continues an earlier call of its module."""
-
-    after: int | None = None  # which call of the module that is; None for a call that begins a run
-    first: int = 0  # the place of its first key in the run: more than before if a cache has dropped the oldest
-    known: int = 0  # how many of its first keys were there before its own
-    # For each batch row, the batch row of the earlier call that it continues; None if all are in place. It is known for
-    # certain when the model's next pass begins.
-    rows: tuple[int, ...] | None = None
-    # For each sequence that a beam search returned, its batch row in this call, −1 if it had ended before.
-    returned: tuple[int, ...] | None = None
-
-
-def runs_of(links: Sequence[StepLink]) -> list[list[int]]:
-    """The calls of a module, by their links in call order, as runs.
-
-    >>> runs_of([StepLink(), StepLink(after=0), StepLink(), StepLink(after=1)])
-    [[0, 1, 3], [2]]
-    """
-    runs: list[list[int]] = []
-    of: dict[int, list[int]] = {}
-    for n, link in enumerate(links):
-        if link.after is None:
-            runs.append([])
-        of[n] = runs[-1] if link.after is None else of[link.after]
-        of[n].append(n)
-    return runs
-
-
-def follow(links: Sequence[StepLink], rows: Sequence[Sequence[int]]) -> None:
-    """Set in which batch row of each call of a run the returned sequences were; rows (sequences, calls)."""
-    for n, link in enumerate(links):
-        link.returned = tuple(row[n] if n < len(row) else -1 for row in rows)
-
-
-def read_beams(beams: object) -> list[list[int]]:
-    """The batch rows of returned sequences, (sequences, passes), from what transformers returns."""
-    rows: Any = getattr(beams, "beam_indices", beams)
-    rows = rows.tolist() if isinstance(rows, Tensor) else rows
-    sound = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Sequence) and row for row in rows)
-    if not sound or not all(type(at) is int and at >= -1 for row in rows for at in row):
-        got = f"{type(beams).__name__} without them" if rows is None else repr(rows)[:60]
-        raise TypeError(
-            "returned takes beam_indices, a batch row for each sequence and pass, or the output of "
-            f"generate(…, num_beams=…, return_dict_in_generate=True), which has them; got {got}"
-        )
-    return [list(row) for row in rows]
-
-
-def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
-    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them."""
-    runs = RunTracker()
-    return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
-
-
-def key_marks(k: Tensor, num_heads: int) -> Tensor:
-    """Keys (B, Hkv, Nk, D) → (B, Nk), for each position one number: the sum of its bits over query heads and D.
-
-    Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory, and
-    whether or not query heads share them: Hugging Face repeats keys in some calls of a run and not in others.
-    """
-    bits = k.detach().view(BITS[k.element_size()])
-    return bits.sum((1, 3), dtype=torch.int64) * (num_heads // k.shape[1])
-
-
-def matrix_marks(right: Tensor) -> Tensor | None:
-    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers."""
-    if not right.dtype.is_floating_point or right.element_size() not in BITS:
-        return None
-    return right.detach().view(BITS[right.element_size()]).sum(1, dtype=torch.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class _LatestCall:
-    """The latest call of a module."""
-
-    n: int
-    sizes: Sizes
-    kind: str
-    marks: Tensor | None  # (B, Nk)
-    first: int  # where its keys begin in the run
-    total: int  # how many positions the run has by now
-
-
-class _Pass:
-    """One way of a batch through the layers of a model; what is said by batch sizes, for parts of it may differ."""
-
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-        self.steps: dict[int, bool] = {}  # did the latest self-attention carry something on?
-        self.links: dict[Batches, list[StepLink]] = {}  # of what carries something on
-        self.alike: dict[Batches, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
-        self.moved: set[Batches] = set()  # where some are not in the same place
-
-    def close(self) -> None:
-        """Say where the batch rows were, from all that was seen of them."""
-        for batches in self.moved:
-            same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batches]]).all(0)
-            for link in self.links[batches]:
-                # One of those that each batch row can have been, itself first; None if all are in place.
-                count = same.shape[1]
-                rows = tuple(
-                    b if b < count and bool(same[b, b]) else int(r.long().argmax()) for b, r in enumerate(same)
-                )
-                link.rows = None if rows == tuple(range(count)) else rows
-                if not bool(same.any(1).all()):  # layers contradict each other: it is nothing's continuation
-                    link.after, link.rows = None, None
-        self.alike.clear()
-
-
-class RunTracker:
-    """Finds out, call by call and for each thread by itself, which earlier call each call of a model continues."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int, str], _LatestCall] = {}
-        self._passes: dict[int, _Pass] = {}  # by thread
-        self._run: dict[tuple[int, str], list[StepLink]] = {}  # of the latest run of a module
-
-    def link(
-        self,
-        path: str,
-        n: int,
-        sizes: Sizes,
-        kind: str,
-        marks: Tensor | None = None,
-        offset: Callable[[], object] | None = None,
-    ) -> StepLink:
-        """Which earlier call the call n of a module continues, by its sizes and by `key_marks` of its keys.
-
-        `offset` says where query 0 of the call stands; called only where a run begins with more keys than queries, or
-        where a cache of fixed size comes into sight.
-        """
-        thread = threading.get_ident()
-        now = self._passes.get(thread)
-        if now is None or path in now.paths:  # a new pass begins where a module comes again
-            if now is not None:
-                now.close()
-            now = self._passes[thread] = _Pass()
-        now.paths.add(path)
-        before = self._last.get((thread, path))
-        batch, _, nq, nk = sizes
-        fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
-        link = _continued(now, before, sizes, marks, offset) if before is not None and fits else StepLink()
-        if before is None or link.after is None:
-            start = offset() if offset is not None and nk > nq and kind != "cross" else None
-            start = start if isinstance(start, int) else nk - nq  # of the first query
-            link = StepLink(known=nk if kind == "cross" else start)
-            self._run[thread, path] = []
-        else:
-            now.links.setdefault((before.sizes[0], batch), []).append(link)
-        self._run[thread, path].append(link)
-        if kind == "self":
-            now.steps[batch] = link.after is not None
-        total = before.total if before is not None and link.after is not None else link.known
-        self._last[thread, path] = _LatestCall(n, sizes, kind, marks, link.first, total + nq)
-        return link
-
-    def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
-        """A beam search of so many passes has ended in this thread: say of its calls where the sequences were."""
-        for (thread, _), links in self._run.items():
-            if thread == threading.get_ident() and len(links) == passes > 1:
-                follow(links, rows)
-
-    def close(self) -> None:
-        """No more calls: what is not known for certain by now will not be."""
-        for one in self._passes.values():
-            one.close()
-        self._passes.clear()
-        self._last.clear()
-        self._run.clear()
-
-
-def _continued(
-    now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None, offset: Callable[[], object] | None
-) -> StepLink:
-    """How a call of these sizes continues the one before it; an empty link if it does not."""
-    batch, _, nq, nk = sizes
-    # 1. Where its keys begin in the run, and how many of them were there before.
-    if before.kind == "cross":  # a step has one query; the self-attention before it tells whether it is a step
-        first, known = 0, nk
-        if not (nq == 1 and nk > 1 and nk == before.sizes[3] and now.steps.get(batch, True)):
-            return StepLink()
-    else:  # a step sees all that was there, in a cache with room or without, or the latest of it, and itself
-        first = before.total + nq - nk  # if the newest key is the last
-        if first < before.first and nk >= before.sizes[3]:
-            # A cache of fixed size, with room for more. Hugging Face hands SDPA the prompt's keys alone, then all.
-            known = before.total - before.first
-            if nk == before.sizes[3] or (marks is not None and offset is not None and offset() == known):
-                first = before.first
-        known = before.total - first
-        if nq >= nk or first < before.first or known <= 0:
-            return StepLink()
-    # 2. Whether those keys are the same, in the same batch rows or in others.
-    batches = before.sizes[0], batch
-    if before.marks is None or marks is None or batches[0] > batches[1]:
-        return StepLink(before.n, first, known) if batches[0] == batches[1] else StepLink()
-    begin = first - before.first
-    old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
-    if not torch.equal(old, new):
-        if not bool(_same_rows(old, new).any(1).all()):
-            return StepLink()
-        now.moved.add(batches)
-    now.alike.setdefault(batches, []).append((old, new))
-    return StepLink(before.n, first, known)
-
-
-def _same_rows(old: Tensor, new: Tensor) -> Tensor:
-    """(B, N) before and now → (B now, B before): can the batch row of now have been the batch row of before?"""
-    if old.shape[1] != new.shape[1]:
-        return torch.zeros(len(new), len(old), dtype=torch.bool)
-    return torch.stack([(old == row).all(-1) for row in new])
-
-
-# ----------------------------------------------------------------------------------------------------- assembled views
-
-Rows = tuple[int, ...] | None
-"""Which batch row of a call each batch row of the run is, −1 where it has none; None where all are in place."""
-
 MISSING = {"lse": -inf, "max_logit": -inf, "top_key": -1}
 """What stands in rows that a call does not have, as in rows that see nothing; else 0."""
 
@@ -314,33 +90,29 @@ class AssembledWeights:
         return found
 
 
-class AssembledValues(StoredValues):
-    """The values of several calls as those of the run: each position from the latest call that has it."""
+def values_of_run(parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor:
+    """The values of several calls as those of the run, (B, Hkv, Nk, Dv): each position from the latest that has it.
 
-    def __init__(self, parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> None:
-        self._parts, self._first, self._rows, self._nk = tuple(parts), tuple(first), tuple(rows), nk
-
-    @property
-    def tensor(self) -> Tensor:
-        """(B, Hkv, Nk, Dv); 0 where a sequence had ended."""
-        last, moved = self._parts[-1].tensor, self._rows[-1]
-        if last.shape[2] == self._nk and moved is None:
-            return last
-        batch = last.shape[0] if moved is None else len(moved)
-        heads = max(part.tensor.shape[1] for part in self._parts)  # some calls of a run may repeat shared heads
-        values = last.new_zeros(batch, heads, self._nk, last.shape[3])
-        missing = torch.ones(batch, self._nk, dtype=torch.bool, device=last.device)
-        for n in reversed(range(len(self._parts))):
-            if not bool(missing.any()):
-                break
-            v, first, rows = self._parts[n].tensor, self._first[n], self._rows[n]
-            here = slice(first, first + v.shape[2])
-            there = torch.tensor([rows is None or rows[b] >= 0 for b in range(batch)], device=last.device)
-            wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
-            own = _batch(v, rows).to(last.device).expand(batch, -1, -1, -1).repeat_interleave(heads // v.shape[1], 1)
-            values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
-            missing[:, here] &= ~wanted
-        return values
+    0 where a sequence had ended.
+    """
+    last, moved = parts[-1].tensor, rows[-1]
+    if last.shape[2] == nk and moved is None:
+        return last
+    batch = last.shape[0] if moved is None else len(moved)
+    heads = max(part.tensor.shape[1] for part in parts)  # some calls of a run may repeat shared heads
+    values = last.new_zeros(batch, heads, nk, last.shape[3])
+    missing = torch.ones(batch, nk, dtype=torch.bool, device=last.device)
+    for part, begin, of in zip(reversed(parts), reversed(first), reversed(rows), strict=True):
+        if not bool(missing.any()):
+            break
+        v = part.tensor
+        here = slice(begin, begin + v.shape[2])
+        there = torch.tensor([of is None or of[b] >= 0 for b in range(batch)], device=last.device)
+        wanted = missing[:, here] & there.unsqueeze(1)  # (B, keys of this call)
+        own = _batch(v, of).to(last.device).expand(batch, -1, -1, -1).repeat_interleave(heads // v.shape[1], 1)
+        values[:, :, here] = torch.where(wanted[:, None, :, None], own, values[:, :, here])
+        missing[:, here] &= ~wanted
+    return values
 
 
 def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
@@ -370,37 +142,22 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
         and last.sizes[3] == nk
         and (rows[-1] is None or (last.tokens.ids is not None and len(last.tokens.ids) == 1))
     )
-    return View(
+    read = partial(values_of_run, values, first, rows, nk)
+    return replace(
+        views[0],
         sizes=(batch, heads, nq, nk),
         held=_held(views, first, rows, nk),
         given_output=_together(outputs, rows) if len(outputs) == len(views) and outputs[0].ndim == 4 else None,
         weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
-        kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if labelled else KeyTokens(),
-        size=views[0].size,
-        links=views[0].links,
-        engine=views[0].engine,
+        placed=UNPLACED,
         edited=any(v.edited for v in views),
         overview=any(v.overview for v in views),
-        kept_values=AssembledValues(values, first, rows, nk) if len(values) == len(views) else None,
-        without_values=last.without_values,
+        kept_values=StoredValues(read) if len(values) == len(views) else None,
         projection=last.projection,
         output_gradient=_together(gradients, rows) if len(gradients) == len(views) else None,
     )
-
-
-def rows_of(links: Sequence[StepLink]) -> list[Rows]:
-    """For each call of a run, which of its batch rows the batch rows of the assembled view are."""
-    if links[0].returned is not None:
-        return [link.returned for link in links]
-    rows: list[Rows] = []
-    now: Rows = None  # for the call at hand, which of its batch rows became each batch row of the last call
-    for link in reversed(links):
-        rows.append(now)
-        if link.rows is not None:
-            now = link.rows if now is None else tuple(link.rows[b] for b in now)
-    return rows[::-1]
 
 
 def _batch(x: Tensor, rows: Rows, missing: float = 0) -> Tensor:
@@ -470,6 +227,10 @@ class _Growing:
 
     tensor: Tensor
 
+    def beginning(self, count: int) -> Tensor:
+        """Those of the step that had this many."""
+        return self.tensor[:, :, :count]
+
 
 class StepWeights(ComputedWeights):
     """The weights of one step, from keys that it shares with the steps after it."""
@@ -481,24 +242,12 @@ class StepWeights(ComputedWeights):
     @property
     def call(self) -> Call:
         """The call with its own keys: the first of those that are kept."""
-        k = self._keys.tensor[:, :, : self._call.sizes[3]]
+        k = self._keys.beginning(self._call.sizes[3])
         return replace(self._call, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
 
     @call.setter
     def call(self, call: Call) -> None:
         self._call = replace(call, k=call.k.new_empty(*call.k.shape[:2], 0, call.k.shape[3]))  # lets the keys go
-
-
-class StepValues(StoredValues):
-    """The values of one step: the first of those that it shares with the steps after it."""
-
-    def __init__(self, values: _Growing, count: int) -> None:
-        self._values, self._count = values, count
-
-    @property
-    def tensor(self) -> Tensor:
-        """(B, Hkv, Nk, Dv)."""
-        return self._values.tensor[:, :, : self._count]
 
 
 def _of_heads(x: Tensor, heads: int) -> Tensor:
@@ -523,22 +272,23 @@ class CallStore:
 
         rest_hidden: no query sees a key beyond those written so far, so that these may be written later on.
         """
-        k = self._copied(call.k)
+        k = copied(call.k, self.device)
         kept = replace(
             call,
-            q=self._copied(call.q),
+            q=copied(call.q, self.device),
             k=k,
             v=k.new_zeros(1).expand(*k.shape[:3], 1),  # exact weights do not read the values
             mask=DenseMask(self._cells(call.mask.cells)) if isinstance(call.mask, DenseMask) else call.mask,
             bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
-            sinks=None if call.sinks is None else self._copied(call.sinks),
+            sinks=None if call.sinks is None else copied(call.sinks, self.device),
         )
         keys = self._shared(path, "k", k, link, rest_hidden)
         return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
 
     def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
         """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""
-        return StepValues(self._shared(path, "v", self._copied(v), link, rest_hidden), v.shape[2])
+        shared = self._shared(path, "v", copied(v, self.device), link, rest_hidden)
+        return StoredValues(partial(shared.beginning, v.shape[2]))
 
     def _shared(self, path: str, name: str, x: Tensor, link: StepLink, rest_hidden: bool) -> _Growing:
         """The tensor that this step shares with those before it, which now is x."""
@@ -561,17 +311,19 @@ class CallStore:
             del self._runs[run]  # what this call saw must stay as it is
         return growing
 
-    def _copied(self, x: Tensor) -> Tensor:
-        # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
-        # written to, so nobody can tell whether the model still writes to this one.
-        copied = x.detach().clone() if self.device in (None, x.device) else x.to(self.device)
-        return copied.contiguous() if copied.untyped_storage().nbytes() > copied.nbytes else copied
-
     def _cells(self, cells: Tensor) -> Tensor:
         """A copy of a mask or bias, which many layers may share."""
         for address, copy in tuple(self._masks):
             if address == cells.data_ptr() and copy.dtype == cells.dtype and torch.equal(copy, cells.to(copy.device)):
                 return copy
-        copy = self._copied(cells)
+        copy = copied(cells, self.device)
         self._masks.append((cells.data_ptr(), copy))
         return copy
+
+
+def copied(x: Tensor, device: torch.device | None) -> Tensor:
+    """A copy on a device, or where the tensor is, without memory that it does not use."""
+    # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
+    # written to, so nobody can tell whether the model still writes to this one.
+    copy = x.detach().clone() if device in (None, x.device) else x.to(device)
+    return copy.contiguous() if copy.untyped_storage().nbytes() > copy.nbytes else copy

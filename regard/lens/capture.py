@@ -13,14 +13,16 @@ from regard.layouts import Sides
 from regard.lens import display
 from regard.lens import doctor as doctors
 from regard.lens import rollout as flows
-from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
-from regard.lens.doctor import Diagnosis, merge_paths
+from regard.lens.assembly import assemble
+from regard.lens.doctor import Diagnosis
 from regard.lens.edit_records import CapturedEdit, Effect, capture_effect
 from regard.lens.files import saving
-from regard.lens.overlays import RunSizes, TokenPlacement, fit_layouts, read_layouts
+from regard.lens.findings import merge_paths
 from regard.lens.patterns import NAMES
+from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, listed, read_layouts
+from regard.lens.step_links import StepLink, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.validity import index_among
-from regard.lens.view import PER_QUERY, Record, View
+from regard.lens.view import PER_QUERY, Record, View, view_of
 from regard.locale import Lang
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ class Capture:
         self._require_calls()
         records = [r for r in self.records if r.path == path and r.view is not None]
         if not records:
-            reason = f": {self.unseen[path]}" if path in self.unseen else f"; there are {_some(self.names)}"
+            reason = f": {self.unseen[path]}" if path in self.unseen else f"; there are {listed(self.names)}"
             if any(r.compiled for r in self.records):
                 reason += ". Compiled code does not know its modules; watch the model before torch.compile to see them"
             raise KeyError(f"no attention of {path!r} was seen{reason}")
@@ -139,7 +141,7 @@ class Capture:
             if not -len(records) <= key[1] < len(records):
                 raise IndexError(f"{key[0]!r} was called {len(records)} times, so there is no call {key[1]}")
             n = key[1] % len(records)
-            return self._placed(_view(records[n]), key[0], n)
+            return self._placed(view_of(records[n]), key[0], n)
         raise TypeError(f"a capture is indexed by a number, a path, or (path, number of the call); got {key!r}")
 
     def __len__(self) -> int:
@@ -160,10 +162,10 @@ class Capture:
         runs = []
         for path in self.names:
             records, links, groups = self._linked(path)
-            if any(_view(record).pooled for record in records):
+            if any(view_of(record).pooled for record in records):
                 groups = [[n] for n in range(len(records))]
             for group in groups:
-                view = assemble([_view(records[n]) for n in group], [links[n] for n in group])
+                view = assemble([view_of(records[n]) for n in group], [links[n] for n in group])
                 call = group[0] if len(groups) > 1 else None
                 runs.append(ModuleRun(path, call, tuple(records[n] for n in group), view))
         return sorted(runs, key=lambda run: number[id(run.records[0])])
@@ -197,7 +199,7 @@ class Capture:
             if long:
                 for link, record in zip(links, records, strict=True):
                     record.link = link
-                chosen.append(([links[n] for n in long[0]], min(_view(records[n]).sizes[0] for n in long[0][1:])))
+                chosen.append(([links[n] for n in long[0]], min(view_of(records[n]).sizes[0] for n in long[0][1:])))
         if not chosen:
             raise LookupError(f"no generation of {passes} passes of the model was seen: put generate(…) into the block")
         highest = max(at for row in sequences for at in row)
@@ -214,7 +216,7 @@ class Capture:
         place: dict[int | None, int] = {r.n: at for at, r in enumerate(records)}
         links = [replace(r.link, after=place.get(r.link.after)) for r in records if r.link is not None]
         if len(links) < len(records):
-            links = by_sizes([_view(r).sizes for r in records], records[0].kind)
+            links = by_sizes([view_of(r).sizes for r in records], records[0].kind)
         return records, links, runs_of(links)
 
     def _assembled(self, path: str) -> View:
@@ -225,12 +227,12 @@ class Capture:
                 f"{path!r} was called {len(records)} times, in {len(groups)} runs of their own: "
                 f"take one as capture[{path!r}, n], n from 0 to {len(records) - 1}"
             )
-        if len(records) > 1 and any(_view(r).pooled for r in records):
+        if len(records) > 1 and any(view_of(r).pooled for r in records):
             raise KeyError(
                 f"the {len(records)} steps of {path!r} cannot be put together, for an overview holds pooled measures: "
                 f"take one as capture[{path!r}, n], or save the capture without overview=True"
             )
-        return self._placed(assemble([_view(r) for r in records], links), path, None)
+        return self._placed(assemble([view_of(r) for r in records], links), path, None)
 
     def _run_sizes(self, path: str, *, shown: bool = False) -> list[RunSizes]:
         """The sizes of each run of a module. shown: without calls after the end of all returned sequences."""
@@ -239,12 +241,12 @@ class Capture:
         for group in groups:
             group = [n for n in group if not shown or max(links[n].returned or (0,)) >= 0]
             first = tuple(links[n].first - links[group[0]].first for n in group)
-            runs.append(RunSizes(records[0].kind, tuple(_view(records[n]).sizes for n in group), first))
+            runs.append(RunSizes(records[0].kind, tuple(view_of(records[n]).sizes for n in group), first))
         return runs
 
     def _placed(self, view: View, path: str, n: int | None) -> View:
         """The view of call n, or of the only run, with the layouts of its tokens."""
-        place = TokenPlacement(path, words=self.tokens)
+        place = TokenPlacement(path, words=self.tokens, model=self.model, layer=self.names.index(path))
         if path in self._layouts:
             sides, (_, links, groups) = self._layouts[path], self._linked(path)
             at = next(at for at, group in enumerate(groups) if n is None or n in group)
@@ -256,7 +258,7 @@ class Capture:
                 cut = tuple(cut[row] for row in rows)
             place = replace(place, sides=cut, lacking=f"layouts of {path!r} do not fit this call: {problem}")
         elif self._layouts:
-            place = replace(place, lacking=f"no layouts were given for {path!r}, but for {_some(list(self._layouts))}")
+            place = replace(place, lacking=f"no layouts were given for {path!r}, but for {listed(list(self._layouts))}")
         view.placed = place
         return view
 
@@ -452,7 +454,7 @@ class Capture:
             >>> with regard.watch(layer) as seen:
             ...     _ = layer(torch.zeros(1, 3, 8))
             >>> seen.show(0, head=1).texts[0].get_text()
-            'head 1'
+            'TransformerEncoderLayer, layer 0, head 1'
         """
         if layer is None:
             if head is not None:
@@ -530,13 +532,3 @@ def open(path: str | os.PathLike[str]) -> Capture:
     capture = Capture()
     saving.load(capture, path)
     return capture
-
-
-def _view(record: Record) -> View:
-    assert record.view is not None
-    return record.view
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    listed = ", ".join(repr(n) for n in names[:most])
-    return listed + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import CapturedEdit
 from regard.lens.files.container import pool
-from regard.lens.view import PER_QUERY, View
+from regard.lens.findings import merge_paths
+from regard.lens.view import PER_QUERY, View, view_of
 from regard.locale import Lang, check_lang, translate
 
 BINS = 64  # of the received mass
@@ -29,7 +29,8 @@ MOST_HEADS = 10  # heads in a table
 MOST_EDITS = 8  # of a capture, on its line
 SIZES = "heads, queries × keys"
 
-Table = tuple[list[str], list[list[str]]]
+Table = tuple[list[str], list[list[str]], list[int]]
+"""Headers, rows, and the columns that are right-aligned."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Comparison:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
         check_lang(lang)
         above, shown, below = self._parts(lang)
-        return "\n\n".join([*above, *(tables.text(*table, right=right) for table, right in shown), *below])
+        return "\n\n".join([*above, *(tables.text(*table) for table in shown), *below])
 
     def __repr__(self) -> str:
         return self.text()
@@ -172,11 +173,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         above, shown, below = self._parts("en")
         parts = [f"<p>{escape(line)}</p>" for line in above]
-        parts += [tables.html(*table, right=right) for table, right in shown]
+        parts += [tables.html(*table) for table in shown]
         return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in below])
 
-    def _parts(self, lang: Lang) -> tuple[list[str], list[tuple[Table, list[int]]], list[str]]:
-        """Lines above the tables, the tables with their right-aligned columns, and lines below."""
+    def _parts(self, lang: Lang) -> tuple[list[str], list[Table], list[str]]:
+        """Lines above the tables, the tables, and lines below."""
         title = "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}"
         if self.same:
             title = "the same: modules compared: {modules}, measures: {compared}{tolerance}"
@@ -184,9 +185,9 @@ class Comparison:
         counts = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
         above = [translate(title, lang, **counts, tolerance=tolerance)]
         for name, edits in zip("AB", self.edits, strict=True) if any(self.edits) else ():
-            shown = " + ".join(map(repr, edits[:MOST_EDITS])) + (" + …" if len(edits) > MOST_EDITS else "")
+            named = " + ".join(map(repr, edits[:MOST_EDITS])) + (" + …" if len(edits) > MOST_EDITS else "")
             text = "{capture} was edited by {edits}" if edits else "{capture} was not edited"
-            above.append(translate(text, lang, capture=name, edits=shown))
+            above.append(translate(text, lang, capture=name, edits=named))
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
             if paths:
                 above.append(translate("only in {capture}: {paths}", lang, capture=name, paths=merge_paths(paths)))
@@ -211,15 +212,12 @@ class Comparison:
         if self.changes:
             note = "difference: of the head that differs most; of map and received, the share of attention that moved"
             below.append(translate(note, lang))
-        found: list[tuple[Table, list[int]]] = []
-        if mismatches:
-            found.append(((translate("what|where|A|B", lang).split("|"), mismatches), []))
-        if heads:
-            found.append(((translate("where|head|attention that moved", lang).split("|"), heads), [1, 2]))
-        if changes:
-            headers = translate("where|measure|head|A|B|difference|mean of heads", lang).split("|")
-            found.append(((headers, changes), [2, 3, 4, 5, 6]))
-        return above, found, below
+        shown = [
+            (translate("what|where|A|B", lang).split("|"), mismatches, list[int]()),
+            (translate("where|head|attention that moved", lang).split("|"), heads, [1, 2]),
+            (translate("where|measure|head|A|B|difference|mean of heads", lang).split("|"), changes, [2, 3, 4, 5, 6]),
+        ]
+        return above, [table for table in shown if table[1]], below
 
 
 def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
@@ -261,7 +259,7 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         for one, other in zip(*calls, strict=False):
             described = []
             for record in (one, other):
-                batch, heads, nq, nk = _view(record).sizes
+                batch, heads, nq, nk = view_of(record).sizes
                 sizes = (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
                 described.append((record.facts.mask if record.facts is not None else "", sizes, record.kernel))
             pairs = zip(("mask", "sizes", "kernel"), *described, strict=True)
@@ -283,14 +281,9 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
     )
 
 
-def _view(record: Record) -> View:
-    assert record.view is not None  # capture.calls gives no others
-    return record.view
-
-
 def _changes(a: Record, b: Record) -> list[Change]:
     """Every measure that both calls have; none where they have not the same heads."""
-    one, other = views = _view(a), _view(b)
+    one, other = views = view_of(a), view_of(b)
     if one.sizes[1] != other.sizes[1] or 0 in (*one.sizes, *other.sizes):
         return []
     measures = [n for n in PER_QUERY if all(n in view.held or f"mean {n}" in view.held for view in views)]

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.doctor import SAID, format_calls
+from regard.lens.findings import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
+from regard.lens.validity import index_among
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
+from regard.viz.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,14 +52,14 @@ def view_figure(
 
     Tokens are drawn as labels where the map's cells are single tokens.
 
-    subject: what the view is of, for the title.  query: the query whose row is marked in one head's map.
+    subject: what the view is of, for the title; default its model and layer, if it is of a capture.
+    query: the query whose row is marked in one head's map.
     """
     check_lang(lang)
     view = plain(view)
     rows, heads, nq, nk = view.sizes
-    for name, index, count in (("batch", batch, rows), ("head", head or 0, heads)):
-        if not -count <= index < count:
-            raise IndexError(f"{name} {index} is out of range: there are {count}")
+    index_among("batch", batch, rows, "batch rows")
+    index_among("head", head or 0, heads, "heads")
     cells = view.map(view.size if "map" in view.held else MAP_SIZE)[batch].detach().cpu()  # (H, rows, columns)
     exact = max(nq, nk) <= max(cells.shape[1:])
     labels = list(tokens) if tokens is not None and exact and nq == nk == len(tokens) else None
@@ -68,24 +70,32 @@ def view_figure(
             title = translate("{nq} queries × {nk} keys, pooled, {rows} × {columns} cells", lang, **sizes)
         if heads > MOST_HEADS:
             title += translate(", the first {shown} of {heads} heads", lang, shown=MOST_HEADS, heads=heads)
-        title = title if subject is None else f"{subject} ({title})"
-        return figures.heatmap(cells[:MOST_HEADS], labels, title=title, dark=dark, lang=lang)
-    margins: dict[str, Any] = {}
+        subject = subject or view.placed.name(lang)
+        title = f"{subject} ({title})" if subject else title
+        words = None if labels is None else [piece.text for piece in readable(labels)]
+        return figures.heatmap(cells[:MOST_HEADS], words, title=title, dark=dark, lang=lang)
+    marginals: dict[str, Tensor | None] = {"received": None, "entropy": None}
     for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
         values = view.held.get(name)
         if values is not None and values.shape[-1] in (n, min(view.size, n)):
-            margins[name] = values[batch, head].detach().cpu()
-    title = translate("head {head}", lang, head=head) if subject is None else subject
-    of = {"rows": nq, "columns": nk, "tokens": labels, "exact": exact, "query": query}
-    return figures.map_with_marginals(cells[head], **margins, **of, title=title, dark=dark, lang=lang)
+            marginals[name] = values[batch, head].detach().cpu()
+    queries = figures.Axis(positions=nq, tokens=labels, marginal=marginals["entropy"], marked=query)
+    keys = figures.Axis(positions=nk, tokens=labels, marginal=marginals["received"])
+    title = subject or view.placed.name(lang, head)
+    return figures.map_with_marginals(cells[head], queries, keys, title=title, dark=dark, lang=lang)
 
 
 def view_png(view: View) -> bytes | None:
     """The figure of a view for a notebook; None (its text is shown) without matplotlib or a map."""
     if find_spec("matplotlib") is None or "map" not in view.held or 0 in view.sizes:
         return None
+    return png(view_figure(view))
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
     buffer = BytesIO()
-    view_figure(view).savefig(buffer, format="png")
+    figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -99,11 +109,16 @@ def atlas_figure(
     lang: Lang = "en",
 ) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure as `Capture.atlas` gives it; NaN is red."""
+    table, heads = _atlas_table(capture, measure, batch)
+    names = capture.row_names
+    title = subject or capture.model
+    return figures.atlas(table, layers=names, heads=heads, measure=measure, title=title, dark=dark, lang=lang)
+
+
+def _atlas_table(capture: Capture, measure: str, batch: int | None = None) -> tuple[Tensor, list[int]]:
     rows = capture.atlas_rows(measure, batch)
     heads = [0 if row is None else len(row) for row in rows]
-    table = stack_rows(rows, max(heads))
-    names = capture.row_names
-    return figures.atlas(table, layers=names, heads=heads, measure=measure, title=subject, dark=dark, lang=lang)
+    return stack_rows(rows, max(heads)), heads
 
 
 def capture_html(capture: Capture) -> str:
@@ -112,9 +127,7 @@ def capture_html(capture: Capture) -> str:
     if not capture.names:
         return parts[0]
     if any("entropy" in record.view.held for record in capture.records if record.view is not None):
-        rows = capture.atlas_rows("entropy")
-        heads = [0 if row is None else len(row) for row in rows]
-        table = stack_rows(rows, max(heads))
+        table, heads = _atlas_table(capture, "entropy")
         parts.append(figures.atlas_html(table, layers=capture.row_names, heads=heads, measure="entropy"))
     if notes := _notes(capture, "en"):
         parts.append(f"<pre>{escape(chr(10).join(notes))}</pre>")

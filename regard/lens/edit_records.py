@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.lens.files.container import ContentError, is_list_of
+from regard.lens.files.container import LARGEST, ContentError, is_list_of
 from regard.lens.files.container import fields as json_fields
 from regard.locale import Lang, translate
+from regard.safetensors_file import raw_bytes
 
 LONGEST = 1000  # letters of a text, such as the repr of a mask
 MOST_POSITIONS = 1 << 20  # in one list
 FARTHEST = 1 << 63  # of a position
-LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 METRICS = ("vector of token {token}", "vector of “{token}”", "logit {a} − logit {b}", "log p({token})", "KL")
 TENSOR = {"shape": list, "dtype": str, "norm": float | int | None, "sha256": str}
 EDIT = {"function": str, "values": list, "calls": int}
@@ -166,14 +166,14 @@ def _plain(value: object) -> Any:
     if isinstance(value, (tuple, list)) and all(type(item) is int for item in value) and len(value) <= MOST_POSITIONS:
         return list(value)
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = value.detach().cpu().reshape(-1)
         norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) if flat.is_floating_point() else None
         return {
             "tensor": {
                 "shape": list(value.shape),
                 "dtype": str(value.dtype).removeprefix("torch."),
                 "norm": norm if norm is not None and isfinite(norm) else None,
-                "sha256": sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").hexdigest(),
+                "sha256": sha256(raw_bytes(flat)).hexdigest(),
             }
         }
     return {"text": _printable(repr(value))}
@@ -226,15 +226,13 @@ class EditNotes:
             if block not in self._noted:
                 parts = (self.model, block.model), (block.model, self.model)
                 mine = any(module is one for one, other in parts for module in other.modules())
-                self._noted[block] = [self._entry(capture_edit(edit)) for edit in block.edits] if mine else []
+                self._noted[block] = []
+                for edit in map(capture_edit, block.edits) if mine else ():
+                    if edit not in self.edits:  # an earlier block may have put it there
+                        self.edits.append(edit)
+                    self._noted[block].append(self.edits[self.edits.index(edit)])
             for edit in self._noted[block]:
                 edit.calls += 1
-
-    def _entry(self, edit: CapturedEdit) -> CapturedEdit:
-        """The edit in the list, where an earlier block may have put it."""
-        if edit not in self.edits:
-            self.edits.append(edit)
-        return self.edits[self.edits.index(edit)]
 
 
 # ------------------------------------------------------------------------------------------------------------- in files
@@ -249,7 +247,7 @@ def pack_edit(edit: CapturedEdit) -> dict[str, Any]:
 
 def unpack_edit(value: object, where: str) -> CapturedEdit:
     """The inverse of `pack_edit`. Raises ContentError for what is never written."""
-    function, values, calls = json_fields(value, where, EDIT)
+    function, values, calls = json_fields(value, where, EDIT).values()
     if not (function.isascii() and function.isidentifier() and len(function) <= LONGEST) or calls < 0:
         raise ContentError(f"{where} cannot be {function!r:.80} in {calls} calls")
     for item in values:
@@ -280,7 +278,7 @@ def _is_value(value: object) -> bool:
         case {"text": str(text), **rest}:
             return not rest and _is_text(text)
         case {"tensor": dict(summary), **rest} if not rest:
-            shape, dtype, norm, digest = json_fields(summary, "the tensor of an edit", TENSOR)
+            shape, dtype, norm, digest = json_fields(summary, "the tensor of an edit", TENSOR).values()
             sized = is_list_of(shape, int) and len(shape) <= 64 and min(shape, default=0) >= 0
             known = isinstance(getattr(torch, dtype, None), torch.dtype)
             number = norm is None or 0 <= norm < LARGEST
@@ -301,11 +299,12 @@ def pack_effect(effect: Effect) -> dict[str, Any]:
 
 def unpack_effect(value: object, where: str) -> Effect:
     """The inverse of `pack_effect`. Raises ContentError for what is never written."""
-    edits, metric, before, after, weight, controls, control_weight, method = json_fields(value, where, EFFECT)
-    numbers = [before, after, *(w for w in (weight, control_weight) if w is not None), *controls]
+    effect = json_fields(value, where, EFFECT)
+    edits, metric, method, controls = (effect[name] for name in ("edit", "metric", "method", "controls"))
+    weights = [effect[name] for name in ("weight", "control_weight") if effect[name] is not None]
+    numbers = [effect["before"], effect["after"], *weights, *controls]
     if not all(type(number) in (float, int) and abs(number) < LARGEST for number in numbers):
         raise ContentError(f"{where} has {reprlib.repr(numbers)}, not numbers")
     if not edits or not _is_text(metric) or method not in ("exact", "first order"):
         raise ContentError(f"{where} cannot be {method!r:.80} of {metric!r:.80} with {len(edits)} edits")
-    parts = tuple(unpack_edit(edit, where) for edit in edits)
-    return Effect(parts, metric, before, after, weight, tuple(controls), control_weight, method)
+    return Effect(**effect | {"edit": tuple(unpack_edit(edit, where) for edit in edits), "controls": tuple(controls)})

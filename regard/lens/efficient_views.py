@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from regard.lens.look import look
+from regard.lens.validity import index_among
 from regard.lens.view import View
-from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import CHUNK, largest_product, log_features, read_key_mask
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention, kernel_attention
+from regard.nn.projections import ContextKeys
 
 Kind = Literal["exact", "approximate"]
 T = TypeVar("T", Tensor, Tensor | ContextKeys | None)
@@ -176,9 +177,7 @@ class FeatureView:
 
     def _query(self, i: int) -> Tensor:
         """Query i of every head, by key head: (B, Hkv, G, D)."""
-        count = self._q.shape[2]
-        if not -count <= i < count:
-            raise IndexError(f"row {i} is out of range: there are {count} queries")
+        i = index_among("row", i, self._q.shape[2], "queries")
         kv_heads = self._k.shape[1]
         return self._q[:, :, i].reshape(len(self._q), kv_heads, self._q.shape[1] // kv_heads, self._q.shape[-1])
 

@@ -7,11 +7,11 @@ that hides, by −∞ or by numbers such as −1e9, is read as the mask it stand
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf
 from operator import and_
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -76,40 +76,6 @@ class Facts:
     bands: Tensor  # (b, h, R, C) as `Visible.bands`; b and h are 1 where all that are kept are alike
     padding: Tensor | None  # (B or 1, Nk) True for a key that no query of the batch row sees
     edited: bool = False  # the model changed the weights between its softmax and the values
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The bands, and the padding if there is some."""
-        return {"bands": self.bands} | ({} if self.padding is None else {"padding": self.padding})
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TENSORS}
-        for name in _ROWS:
-            rows: RowCount = values[name]
-            values[name] = vars(rows) | {"example": None if rows.example is None else list(rows.example)}
-        if not self.edited:  # written only if True, so that older versions read the file
-            del values["edited"]
-        bad = {name: list(counts) for name, counts in self.bad.items()}
-        return values | {"sizes": list(self.sizes), "sides": list(self.sides), "bad": bad}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Facts:
-        """The inverse of `to_json` and `tensors`. Raises ValueError for a key that is missing or unknown."""
-        known = {f.name for f in fields(cls)} - set(_TENSORS) - ({"edited"} - values.keys())
-        wrong = sorted(known ^ values.keys()) + sorted({"bands"} - tensors.keys()) + sorted(tensors.keys() - _TENSORS)
-        if wrong:
-            raise ValueError(f"these are not the facts of one call: {', '.join(wrong)} missing or unknown")
-        read: dict[str, Any] = {name: values[name] for name in known}
-        for name in _ROWS:
-            example = read[name]["example"]
-            read[name] = RowCount(**read[name] | {"example": None if example is None else tuple(example)})
-        read |= {name: tuple(read[name]) for name in ("sizes", "sides")}
-        read["bad"] = {name: tuple(counts) for name, counts in read["bad"].items()}
-        return cls(**read, bands=tensors["bands"], padding=tensors.get("padding"))
-
-
-_TENSORS = frozenset({"bands", "padding"})
-_ROWS = ("empty_rows", "unhidden_rows")
 
 
 def read(

@@ -180,8 +180,8 @@ def _recording(model: nn.Module, blocks: Blocks, wanted: object) -> Iterator[lis
 
     def block_hook(stack: str, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            hidden = out if isinstance(out, Tensor) else out[0] if isinstance(out, (tuple, list)) and out else None
-            if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+            hidden = _hidden(out)
+            if hidden is None:
                 return
             problem, n, at = None, hidden.shape[1], list[int]()
             try:
@@ -218,6 +218,12 @@ def _recording(model: nn.Module, blocks: Blocks, wanted: object) -> Iterator[lis
             handle.remove()
 
 
+def _hidden(out: Any) -> Tensor | None:
+    """The hidden states (B, N, d) of what a block returned, if it returned some."""
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    return first if isinstance(first, Tensor) and first.ndim == 3 else None
+
+
 def _last_stack(passed: list[_Passed], logits: Tensor, layers: object) -> list[_Passed]:
     """The calls of the blocks that lead to the logits (B, N, V)."""
     if not passed:
@@ -242,8 +248,8 @@ def _replacing(blocks: Blocks, last: int, states: Tensor) -> Iterator[None]:
 
     def hook(module: nn.Module, args: Any, out: Any) -> Any:
         nonlocal calls
-        hidden = out if isinstance(out, Tensor) else out[0] if isinstance(out, (tuple, list)) and out else None
-        if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        hidden = _hidden(out)
+        if hidden is None:
             return out
         calls += 1
         if calls <= last:

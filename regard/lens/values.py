@@ -6,7 +6,7 @@ With W_h (Dv, d_model) the rows of the output projection that belong to head h, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,15 @@ LISTED = 10  # strongest tokens that a result prints
 
 
 class StoredValues:
-    """The values of a call, (B, Hkv, Nk, Dv)."""
+    """The values of a call: a tensor, or what reads it from one that calls share."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor.detach()
+    def __init__(self, source: Tensor | Callable[[], Tensor]) -> None:
+        self._source = source.detach() if isinstance(source, Tensor) else source
 
     @property
     def tensor(self) -> Tensor:
         """(B, Hkv, Nk, Dv)."""
-        return self._tensor
+        return self._source if isinstance(self._source, Tensor) else self._source()
 
 
 # ---------------------------------------------------------------------------------------------------- output projection
@@ -96,14 +96,11 @@ def _layers(holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Name → linear layer (or GPT-2's Conv1D, whose weight is transposed) under each usual name of a module."""
     for name in PROJECTIONS:
         inner = getattr(holder, name, None)
-        for suffix, layer in (("", inner), (".dense", getattr(inner, "dense", None)), (".0", _first(inner))):
+        # diffusers has [projection, dropout]
+        first = inner[0] if isinstance(inner, (nn.ModuleList, nn.Sequential)) and len(inner) else None
+        for suffix, layer in (("", inner), (".dense", getattr(inner, "dense", None)), (".0", first)):
             if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Module) and type(layer).__name__ == "Conv1D"):
                 yield name + suffix, layer
-
-
-def _first(inner: object) -> object:
-    """The first of a list of modules, as diffusers has [projection, dropout]."""
-    return inner[0] if isinstance(inner, (nn.ModuleList, nn.Sequential)) and len(inner) else None
 
 
 def read_projection(w_o: object, heads: int, width: int) -> Tensor:

@@ -15,8 +15,9 @@ from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import ComputedWeights, Part, Weights, grouped_scores, sources
-from regard.lens.overlays import UNPLACED, Overlay, Token, TokenPlacement, make_overlay
+from regard.lens.overlays import Overlay, Token, make_overlay
 from regard.lens.patterns import Patterns
+from regard.lens.placement import UNPLACED, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.lens.values import (
     Attribution,
@@ -34,8 +35,8 @@ from regard.masks.patterns import at_positions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.assembly import StepLink
     from regard.lens.facts import Facts
+    from regard.lens.step_links import StepLink
     from regard.lens.visibility import MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
@@ -595,7 +596,7 @@ class View:
 
         Example:
             >>> import torch, regard
-            >>> from regard.lens.overlays import TokenPlacement
+            >>> from regard.lens.placement import TokenPlacement
             >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
             >>> view = replace(regard.look(x, x, x), placed=TokenPlacement(sides=(sides,)))
             >>> view.overlay(token="cls").mass.round(2)
@@ -717,3 +718,9 @@ class Record:
     heads: Mapping[str, Tensor] = field(default_factory=dict)  # numbers per head for the doctor, (B, H)
     trouble: str | None = None  # why the call could not be read
     link: StepLink | None = None  # the call that it continues, in generation, if known
+
+
+def view_of(record: Record) -> View:
+    """The view of a record that has one, as those of `Capture.calls` have."""
+    assert record.view is not None
+    return record.view

@@ -78,10 +78,8 @@ def survey(
         bands = torch.zeros(1, 1, *_parts(nq, nk)[:2], dtype=torch.uint8, device=device)
         return Visible(none, none + nk, none - 1, none, keys, bands)
     if hiding is None and (band := _band(mask, nq, nk)) is not None:
-        low, high = band
-        i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
-        first, last = (i + low).clamp(min=0), (i + high).clamp(max=nk - 1)  # (Nq,)
-        counts = (last - first + 1).clamp(min=0)
+        counts, first, last = _band_rows(band, nq, nk, device)
+        (low, high), j = band, torch.arange(nk, device=device)
         first, last = torch.where(counts > 0, first, nk), torch.where(counts > 0, last, -1)
         keys = (j >= low) & (j <= nq - 1 + high)  # the rows' stretches overlap or touch
         counts, first, last, keys = (x.view(1, 1, -1) for x in (counts, first, last, keys))
@@ -118,6 +116,13 @@ def _band(mask: Mask | None, nq: int, nk: int) -> tuple[int, int] | None:
         return -nq, nk
     band = mask.band(nq, nk)
     return None if band is None else (band[0] - band[1], band[0] + band[2])
+
+
+def _band_rows(band: tuple[int, int], nq: int, nk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """How many keys each query of a band sees, the first and the last of them: (Nq,) each."""
+    i = torch.arange(nq, device=device)
+    first, last = (i + band[0]).clamp(min=0), (i + band[1]).clamp(max=nk - 1)
+    return (last - first + 1).clamp(min=0), first, last
 
 
 def _survey_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
@@ -403,8 +408,8 @@ class MaskSummary:
         band = _band(self.mask, self.nq, self.nk) if self.hiding is None else None
         if band is None:
             return self.survey.counts + self.survey.unhidden
-        i = torch.arange(self.nq, device=self.device)  # a closed form: this is on the way of every look
-        return ((i + band[1]).clamp(max=self.nk - 1) - (i + band[0]).clamp(min=0) + 1).clamp(min=0).view(1, 1, -1)
+        counts, _, _ = _band_rows(band, self.nq, self.nk, self.device)  # this is on the way of every look
+        return counts.view(1, 1, -1)
 
     @cached_property
     def padding(self) -> Tensor | None:

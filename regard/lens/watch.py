@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import RLock, local
 from types import TracebackType
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.lens import facts
-from regard.lens.assembly import CallStore, RunTracker, StepLink, key_marks
+from regard.lens.assembly import CallStore, copied
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import EditNotes
+from regard.lens.findings import merge_paths
 from regard.lens.measures import engines
-from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
+from regard.lens.measures.measures import MAP_SIZE, TOP
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.overlays import read_layouts
+from regard.lens.placement import read_layouts
+from regard.lens.step_links import RunTracker, StepLink, key_marks
 from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
-from regard.lens.values import StoredValues, find_projection
-from regard.lens.view import KeyTokens, KnownVisibility, View
+from regard.lens.values import ATTENTION, StoredValues, find_projection
+from regard.lens.view import KnownVisibility, View
 from regard.lens.visibility import MaskSummary, summarise_mask
+from regard.lens.watch_options import (
+    WatchOptions,
+    read_device,
+    read_keep,
+    read_layers,
+    read_tokens,
+    read_watched_measures,
+)
 from regard.nn.attention import MultiHeadAttention
-
-KEEP = ("qk", "v", "output")
-KEPT = "keep must be 'qk', 'v' or 'output', or several of them in a list"
-DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
-MARKS_OF_SPACE = "Ġ▁ "  # what tokenizers put before a word to say that a space was there
-
-LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
 
 NO_REASON = (
     "it did not run in the block (a copy of it, as DataParallel makes, does not count), or it makes its weights in a "
@@ -112,17 +111,21 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
-    options = read_watch_options(
-        layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device
-    )
-    if not isinstance(gradients, bool):
-        raise TypeError(f"gradients must be True or False, got {type(gradients).__name__}")
-    if gradients and not {"qk", "v"} <= options.keep:
-        raise ValueError(
-            "gradients=True needs the weights and values too: watch(model, keep=['qk', 'v'], gradients=True)"
-        )
     if layouts is not None:
         read_layouts(layouts)  # raises for what is no layout; whether they fit is known when the model has run
+    measured, patterns = read_watched_measures(measures, size, top)
+    words, numbers = read_tokens(tokens)
+    options = WatchOptions(
+        layers=read_layers(layers),
+        measures=measured,
+        patterns=patterns,
+        keep=read_keep(keep, gradients),
+        device=read_device(device),
+        words=words,
+        tokens=numbers,
+        layouts=layouts,
+        gradients=gradients,
+    )
     for path, layer in model.named_modules():
         if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.num_heads:  # tensor parallelism
             here = layer.local_heads
@@ -132,121 +135,7 @@ def watch(
                 stacklevel=2,
             )
             break
-    return WatchContext(model, options, layouts, gradients)
-
-
-# ------------------------------------------------------------------------------------------------------------- options
-
-
-@dataclass(frozen=True)
-class LayerFilter:
-    """Selects modules by path patterns and by numbers in the order of first calls; None selects all."""
-
-    selectors: tuple[str | int, ...] | None = None
-
-    def selects(self, path: str, number: int = -1) -> bool:
-        """Whether a module is selected; `number`: it was the number-th to be called, -1 if it never was."""
-        return self.selectors is None or any(
-            selector == number if isinstance(selector, int) else fnmatchcase(path, selector)
-            for selector in self.selectors
-        )
-
-    def unmatched(self, paths: Sequence[str]) -> list[str | int]:
-        """Selectors that match none of these modules, in the order of first calls."""
-        single = {selector: LayerFilter((selector,)) for selector in self.selectors or ()}
-        return [s for s, one in single.items() if not any(one.selects(path, n) for n, path in enumerate(paths))]
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """The arguments of `watch`, checked."""
-
-    layers: LayerFilter
-    measures: MeasureOptions
-    patterns: bool  # score head patterns too
-    keep: frozenset[str]  # among KEEP
-    device: torch.device | None  # where results go; None for where they are computed
-    words: list[list[str]] | None  # the tokens as text, a row per batch row or one for all
-    tokens: KeyTokens  # the same as numbers, for patterns by token
-
-    def tokens_for(self, sizes: Sequence[int]) -> KeyTokens:
-        """The tokens if there are as many as a call (B, H, Nq, Nk) has keys, else none."""
-        batch, _, _, nk = sizes
-        ids = self.tokens.ids
-        return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else KeyTokens()
-
-
-def read_watch_options(
-    *, layers: object, measures: object, keep: object, size: int, top: int, tokens: object, device: object
-) -> WatchOptions:
-    """Check the arguments of `watch`. Raises TypeError or ValueError for what is wrong with them."""
-    # 1. Measures, with "patterns" among their names.
-    names: list[Any] | None = None
-    if measures is not None:
-        known = (*NAMES, "patterns")
-        if not isinstance(measures, Iterable):
-            raise TypeError(f"measures must be names such as {', '.join(known)}; got {type(measures).__name__}")
-        names = [measures] if isinstance(measures, str) else list(measures)
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(known)}")
-    patterns = names is None or "patterns" in names
-    measured = read_measures(None if names is None else [name for name in names if name != "patterns"], size, top)
-    if names is not None and patterns:
-        measured = replace(measured, names=measured.names | {"entropy", "received"})  # patterns are read from these
-    # 2. Tokens, as words and as numbers that are equal for equal words.
-    words = _read_words(tokens)
-    numbered = KeyTokens()
-    if words is not None and len({len(row) for row in words}) == 1:
-        number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
-        ids = torch.tensor([[number[w] for w in row] for row in words])
-        marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
-        numbered = KeyTokens(ids, marks if bool(marks.any()) else None)
-    # 3. What to keep, and where.
-    kept: Any = () if keep is None else (keep,) if isinstance(keep, str) else keep
-    if not isinstance(kept, Iterable):
-        raise TypeError(f"{KEPT}; got {type(keep).__name__}")
-    kept = list(kept)
-    if unknown := [name for name in kept if name not in KEEP]:
-        raise ValueError(f"{KEPT}; got {unknown[0]!r}")
-    if device is not None:
-        if not isinstance(device, (str, torch.device)):
-            raise TypeError(f"device must be a name such as 'cpu' or a torch.device, got {type(device).__name__}")
-        try:
-            device = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError, NotImplementedError) as problem:  # as torch raises for a missing one
-            reason = str(problem).splitlines()[0]
-            raise ValueError(f"device {str(device)!r} cannot be used here: {reason}") from None
-    # 4. Layers.
-    selectors: Any = None if layers is None else (layers,) if isinstance(layers, (str, int)) else layers
-    if selectors is not None:
-        if not isinstance(selectors, Iterable):
-            raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
-        selectors = tuple(selectors)
-        for selector in selectors:
-            if not isinstance(selector, str) and not (type(selector) is int and selector >= 0):
-                raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {selector!r}")
-        if not selectors:
-            raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
-    return WatchOptions(LayerFilter(selectors), measured, patterns, frozenset(kept), device, words, numbered)
-
-
-def _read_words(tokens: object) -> list[list[str]] | None:
-    if tokens is None:
-        return None
-    if isinstance(tokens, (Tensor, np.ndarray)):
-        tokens = tokens.tolist()
-    wrong = "tokens must be words or token numbers: a list of them, or a list per batch row"
-    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or len(tokens) == 0:
-        raise TypeError(f"{wrong}; got {tokens!r}")
-    rows = [tokens] if isinstance(tokens[0], (str, int)) else tokens
-    rows = [row.tolist() if isinstance(row, Tensor) else row for row in rows]
-    for row in rows:
-        if isinstance(row, str) or not isinstance(row, Sequence):
-            raise TypeError(f"{wrong}; got a list that holds {row!r}")
-        other = [t for t in row if not isinstance(t, (str, int))]
-        if other:
-            raise TypeError(f"{wrong}; got a list that holds {other[0]!r}")
-    return [[str(t) for t in row] for row in rows]
+    return WatchContext(model, options)
 
 
 # ------------------------------------------------------------------------------------------------------- while it runs
@@ -266,32 +155,12 @@ if hasattr(os, "register_at_fork"):
 class WatchContext:
     """What `watch` returns: enter it with `with`, once; it gives a `Capture` that fills while the model runs."""
 
-    def __init__(
-        self, model: nn.Module, options: WatchOptions, layouts: object = None, gradients: bool = False
-    ) -> None:
-        self.model, self.options, self.layouts = model, options, layouts
+    def __init__(self, model: nn.Module, options: WatchOptions) -> None:
+        self.model, self.options = model, options
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, options.words)
-        mine = ref(self)
-
-        # Without a hold on the watch: one that is let go leaves nothing installed.
-        def record(observed: ObservedCall) -> None:
-            watching = mine()
-            if watching is not None:
-                watching._record(observed)
-
-        def returned(rows: Sequence[Sequence[int]], passes: int) -> None:
-            watching = mine()
-            if watching is not None:
-                with _LOCK:
-                    watching._runs.returned(rows, passes)
-
-        def intercept(call: InterceptedCall) -> tuple[None, Tensor] | None:
-            watching = mine()
-            return None if watching is None else watching._intercepted(call)
-
-        self._taps = Taps(model, record, returned)
-        self._interceptor = Interceptor(model, intercept, reads=True) if gradients else None
+        self._taps = Taps(model, _weakly(self._record), _weakly(self._returned))
+        self._interceptor = Interceptor(model, _weakly(self._intercepted), reads=True) if options.gradients else None
         self._awaited = local()  # in each thread, a call that was intercepted and is about to be reported
         self._runs, self._store = RunTracker(), CallStore(options.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
@@ -346,9 +215,9 @@ class WatchContext:
                 "not fit",
                 stacklevel=2,
             )
-        if self.layouts is not None and self.capture.names:
+        if self.options.layouts is not None and self.capture.names:
             try:
-                self.capture.layouts = self.layouts  # only now it is known what they have to fit
+                self.capture.layouts = self.options.layouts  # only now it is known what they have to fit
             except ValueError as problem:
                 warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=2)
 
@@ -363,13 +232,13 @@ class WatchContext:
                 reasons[path] = f"measuring it failed: {type(problem).__name__}: {problem}"
         for path, shape in taps.unconfirmed:
             name = type(modules[path]).__name__ if path in modules else ""
-            suspected = (path, shape) in taps.suspected or not seen or LOOKS_LIKE_ATTENTION.search(name)
+            suspected = (path, shape) in taps.suspected or not seen or ATTENTION.search(name)
             if suspected and layers.selects(path):
                 reasons.setdefault(
                     path, f"a softmax of shape {shape} that did not meet values in a way that is known here"
                 )
         # 2. The innermost modules whose class is named like attention, if nothing was seen in them or around them.
-        named = [path for path, module in modules.items() if LOOKS_LIKE_ATTENTION.search(type(module).__name__)]
+        named = [path for path, module in modules.items() if ATTENTION.search(type(module).__name__)]
         compiled = [
             original_path(path)
             for path, module in self.model.named_modules()
@@ -429,6 +298,10 @@ class WatchContext:
         if awaited is not None and awaited.path == path and record.view is not None:
             _record_gradient(record.view, awaited.output, self.options.device)
 
+    def _returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
+        with _LOCK:
+            self._runs.returned(rows, passes)
+
     def _intercepted(self, call: InterceptedCall) -> tuple[None, Tensor] | None:
         """Ask for the gradient of a call's output. FlexAttention and softmaxes by hand get the output passed on."""
         try:
@@ -440,7 +313,7 @@ class WatchContext:
             view = None if latest is None else latest.view
             if view is None or view.sizes != call.sizes or call.values is None:
                 return None
-            view.kept_values = StoredValues(_copied(call.values.detach(), self.options.device))
+            view.kept_values = StoredValues(copied(call.values.detach(), self.options.device))
             view.projection = find_projection(self.model, call.path, view.sizes[1] * call.values.shape[-1])
             _record_gradient(view, call.output, self.options.device)
             return None, call.output
@@ -477,7 +350,7 @@ class WatchContext:
             view.without_values = BY_HAND if "v" in keep else view.without_values
             if "qk" in keep:
                 scores = None if weights.scores is None else _moved(weights.scores, device)
-                copy = _copied(weights.weights, device)  # the model may have given its weights to others
+                copy = copied(weights.weights, device)  # the model may have given its weights to others
                 view.weights = StoredWeights(copy, scores, edited=weights.edited)
             return
         assert isinstance(weights, ComputedWeights)
@@ -494,6 +367,17 @@ class WatchContext:
             values = observed.call.v
             view.kept_values = self._store.keep_values(place, values, link, rest_hidden)
             view.projection = find_projection(self.model, observed.path, view.sizes[1] * values.shape[-1])
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method without a hold on its watch: one that is let go leaves nothing installed."""
+    mine = WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = mine()
+        return None if bound is None else bound(*args)
+
+    return call
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
@@ -551,7 +435,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
     record.heads = {name: _moved(x, device) for name, x in _head_facts(view, output).items()}
     # 3. Let go of the model's tensors.
     view.weights = None
-    view.given_output = _copied(output, device) if "output" in options.keep and output is not None else None
+    view.given_output = copied(output, device) if "output" in options.keep and output is not None else None
     if device is not None:
         parts = (_moved(x, device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(device), place=KnownVisibility(*parts))
@@ -581,7 +465,7 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
     def record(gradient: Tensor) -> None:
         with measuring():
-            new, before = _copied(gradient.detach(), device), view.output_gradient
+            new, before = copied(gradient.detach(), device), view.output_gradient
             view.output_gradient = new if before is None else before + new
 
     if output.requires_grad:
@@ -590,10 +474,6 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
 def _moved(x: Tensor, device: torch.device | None) -> Tensor:
     return x if device is None else x.to(device)
-
-
-def _copied(x: Tensor, device: torch.device | None) -> Tensor:
-    return x.clone() if device in (None, x.device) else x.to(device)
 
 
 def _inside(path: str, whole: str) -> bool:

@@ -42,12 +42,10 @@ class PatternShares:
 
     def text(self, lang: Lang = "en") -> str:
         """The table as text, in English ("en") or Korean ("ko"). Raises ValueError for another language."""
-        headers, rows, right = self._table(lang)
-        return tables.text(headers, rows, right=right)
+        return tables.text(*self._table(lang))
 
     def _repr_html_(self) -> str:
-        headers, rows, right = self._table("en")
-        return tables.html(headers, rows, right=right)
+        return tables.html(*self._table("en"))
 
     def _table(self, lang: Lang) -> tuple[list[str], list[list[str]], list[int]]:
         """A row per pattern with its meaning for one matrix; a row per head for several."""

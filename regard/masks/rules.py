@@ -82,10 +82,36 @@ class Rule(ABC):
         """Whether comparing it with another rule reads tensors, which on a GPU waits for everything before."""
         return any(isinstance(v, Tensor) for v in leaves(self))
 
-    @cached_property
+    @property
     def kept(self) -> dict[object, Any]:
-        """What backends keep with this rule, for as long as it lives."""
+        """What backends keep with this rule, for as long as it lives and until one of its tensors is written to."""
+        if not torch.compiler.is_compiling():
+            versions = [t._version for t in self._counting]
+            if versions != self._versions:
+                self._kept.clear()
+                self._versions[:] = versions
+        return self._kept
+
+    @cached_property
+    def _kept(self) -> dict[object, Any]:
         return {}
+
+    @cached_property
+    def _versions(self) -> list[int]:
+        return [t._version for t in self._counting]
+
+    @cached_property
+    def _counting(self) -> tuple[Tensor, ...]:
+        return tuple(v for v in leaves(self) if isinstance(v, Tensor) and not v.is_inference())
+
+    @cached_property
+    def never_stale(self) -> bool:
+        """Whether it can be a key, and all of its tensors count writes: those made in inference mode do not."""
+        try:
+            hash(self)
+            return not any(isinstance(v, Tensor) and v.is_inference() for v in leaves(self))
+        except TypeError:  # a rule from elsewhere that is no frozen dataclass
+            return False
 
     @cached_property
     def constants(self) -> tuple[int | float, ...]:
@@ -104,7 +130,7 @@ class Rule(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # Cached values stay behind: a hash holds in one process only.
-        cached = ("_hash", "form", "constants", "holds_tensors", "kept")
+        cached = ("_hash", "form", "constants", "holds_tensors", "_kept", "_versions", "_counting", "never_stale")
         return {name: value for name, value in vars(self).items() if name not in cached}
 
     @cached_property

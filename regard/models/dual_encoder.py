@@ -20,9 +20,8 @@ from regard.models.losses import contrastive_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
-from regard.nn.blocks import Tower
-from regard.nn.heads import EndPooler, Pooler
-from regard.nn.linear import Linear
+from regard.nn.blocks import EndPooler, Pooler, Tower
+from regard.nn.projections import Linear
 from regard.nn.vision import NormedFirst, VisionTower
 
 __all__ = ["DualEncoder", "SimilarityHead"]

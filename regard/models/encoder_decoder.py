@@ -11,13 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.generation.loop import ModelState
 from regard.models.config import Config
-from regard.models.losses import IGNORED, Targets
+from regard.models.losses import IGNORED, Targets, head_of_loss, linear_loss, named_logits, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.blocks import Tower, TowerOutput
-from regard.nn.heads import HeadInput, LanguageHead
+from regard.models.text import ModelState
+from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput
 
 __all__ = ["CrossAttentionDecoder", "EncoderDecoder", "shift_right"]
 
@@ -139,17 +138,17 @@ class EncoderDecoder(Model):
         )
         x = decoder.last_hidden_state
         inputs = HeadInput(x, None, self.decoder.embed.tokens.weight, decoder_attention_mask, input_ids)
-        loss_head = self.loss_head(skip_logits, labels)
+        loss_head = head_of_loss(self, skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
+            **named_logits(self, None if self.head is None or loss_head is not None else self.head(inputs)),
             last_hidden_state=x,
             hidden_states=decoder.hidden_states,
             encoder_last_hidden_state=encoder.last_hidden_state,
             encoder_hidden_states=encoder.hidden_states,
         )
         if loss_head is not None:
-            return ModelOutput(output, loss=self.linear_loss(loss_head, inputs, targets))
-        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
+            return ModelOutput(output, loss=linear_loss(loss_head, inputs, targets))
+        return ModelOutput(output, loss=text_loss(self, output, targets)) if targets else output
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The encoder's output for input_ids (B, N): (B, N, d)."""

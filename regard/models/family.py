@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.models.config import Config
-from regard.nn.linear import Joined, JoinedTable
+from regard.nn.projections import Joined, JoinedTable
 
 if TYPE_CHECKING:
     from regard.models.model import Model
@@ -87,7 +87,7 @@ class OptionalSqueeze(Squeeze):
 
 @dataclass(frozen=True, init=False)
 class Concat(Unchanged):
-    """Several tensors, concatenated along the rows: query, key and value in one matrix (`regard.nn.linear.Joined`)."""
+    """Several tensors, concatenated along the rows: query, key and value in one matrix (`Joined`)."""
 
     parts: tuple[str, ...]
 

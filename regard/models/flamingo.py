@@ -20,18 +20,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard import masks
-from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
 from regard.models.losses import token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.models.text import TextModel
+from regard.models.text import ModelState, TextModel
 from regard.models.vision import check_pixels
-from regard.nn.attention import ContextKeys
-from regard.nn.blocks import TowerOutput, count, visible
-from regard.nn.cache import Cache
-from regard.nn.heads import HeadInput, LanguageHead
+from regard.nn.blocks import HeadInput, LanguageHead, TowerOutput, count, visible
+from regard.nn.projections import Cache, ContextKeys
 from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
 
 __all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]

@@ -23,13 +23,12 @@ from torch.nn.functional import normalize
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
 from regard.models.encoder_decoder import CrossAttentionDecoder
-from regard.models.losses import token_loss
+from regard.models.losses import classification_loss, token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
-from regard.nn.blocks import Tower, TowerOutput
-from regard.nn.heads import HeadInput, LanguageHead, first_token
-from regard.nn.linear import Linear
+from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput, first_token
+from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 
 __all__ = ["Answerer", "Bounds", "Captioner", "Matcher", "Matching"]
@@ -304,7 +303,7 @@ class Matcher(ImageTextModel):
 
     def loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         """The loss of labels (B,)."""
-        return self.classification_loss(logits, labels)
+        return classification_loss(logits, labels, self.config.get("problem_type"))
 
     def look(self, pixel_values: Tensor) -> Tensor:
         """Image vectors (P, patches, d) of (P, C, H, W), for `judge`. Raises as a call of the model does."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.model import Model
-from regard.nn.linear import Joined
+from regard.nn.projections import Joined
 
 __all__ = ["initialize"]
 

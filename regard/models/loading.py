@@ -13,7 +13,6 @@ import torch
 from regard.checks import check_int
 from regard.data.image_processing import ImageProcessor
 from regard.data.tokenizer import Tokenizer
-from regard.files import read_json
 from regard.models.checkpoint import Checkpoint, find, listed, refuse_foreign
 from regard.models.config import Config
 from regard.models.family import Family, WeightPlace, empty, places
@@ -121,38 +120,30 @@ def load(
             files, pickled weights; labels for a task that has none.
         TypeError: a dtype other than torch's four floating ones, or labels that are not names.
     """
-    if labels is not None:
-        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-            raise TypeError(f"labels must be a list of names, got {labels!r:.200}")
-        labels = tuple(labels)
-        if num_labels not in (None, len(labels)) or len(set(labels)) != len(labels):
-            raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
-        num_labels = len(labels)
-    if num_labels is not None:
-        check_int("num_labels", num_labels, 1)
+    names = _label_names(labels, num_labels)
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")
     directory = find(path, revision=revision)
     config = Config.open(directory)
     family = family_of(config)
     architectures = config.values.get("architectures")
-    if task is None and num_labels is not None:
+    if task is None and names is not None:
         known = [name for name in LABELLED if name in family.tasks]
         own = [name for name in known if [family.tasks[name].architecture] == architectures]
         task = next(iter(own + known), None)
     task = family.task_of(architectures) if task is None else task
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
-    if num_labels is not None:
-        _check_labels(task, num_labels)
-        config = config.with_labels(labels or [f"LABEL_{number}" for number in range(num_labels)])
+    if names is not None:
+        _check_labels(task, len(names))
+        config = config.with_labels(names)
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
         config = family.adjust(config, checkpoint.entries)
     model = empty(family, config, task)
     ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
     config.check_unused(family.title, harmless=family.harmless, ignore=ignore)
-    fill(model, checkpoint, dtype, torch.device(device), progress, fresh_head=num_labels is not None)
+    fill(model, checkpoint, dtype, torch.device(device), progress, fresh_head=names is not None)
     model.directory, model.ignored = directory, tuple(ignore)
     return model.eval()
 
@@ -202,13 +193,9 @@ def build(
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
     check_int("seed", seed, 0)
     read = _read_config(config, values)
-    if labels is not None and (num_labels not in (None, len(labels)) or len(set(labels)) != len(labels)):
-        raise ValueError(f"labels must be {num_labels or 'some'} different names, got {labels!r:.200}")
-    if num_labels is not None:
-        check_int("num_labels", num_labels, 1)
-        labels = labels or [f"LABEL_{number}" for number in range(num_labels)]
-    if labels is not None:
-        read = read.with_labels(labels)
+    names = _label_names(labels, num_labels)
+    if names is not None:
+        read = read.with_labels(names)
     family = family_of(read)
     if task is None and read.values.get("architectures"):
         task = family.task_of(read.values["architectures"])
@@ -216,8 +203,8 @@ def build(
         task = next((name for name in MAIN_TASKS if name in family.tasks), family.bare_task)
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
-    if num_labels is not None:
-        _check_labels(task, num_labels)
+    if names is not None:
+        _check_labels(task, len(names))
     model = empty(family, read, task)
     read.check_unused(family.title, harmless=family.harmless, ignore=())
     for place in places(model, ""):
@@ -247,13 +234,7 @@ def _read_config(config: Any, values: dict[str, Any]) -> Config:
                 f"there is no config {str(config)!r}; name a config.json, its directory, or a family: "
                 + ", ".join(FAMILIES)
             )
-        if path.is_dir():
-            config = Config.open(path)
-        else:
-            held = read_json(path)
-            if not isinstance(held, dict):
-                raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
-            return Config({**held, **values}, str(path))
+        config = Config.open(path)
     if isinstance(config, Config):
         return Config({**config.values, **values}, config.where)
     if isinstance(config, Mapping):
@@ -263,6 +244,19 @@ def _read_config(config: Any, values: dict[str, Any]) -> Config:
     raise TypeError(
         f"config must be a path, a dict, a transformers config or a family's name, got {type(config).__name__}"
     )
+
+
+def _label_names(labels: Sequence[str] | None, num_labels: int | None) -> tuple[str, ...] | None:
+    """The names of a new head's labels, LABEL_0 and so on if only their number is given; None for neither."""
+    if labels is None:
+        return None if num_labels is None else tuple(f"LABEL_{n}" for n in range(check_int("num_labels", num_labels)))
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise TypeError(f"labels must be a list of names, got {labels!r:.200}")
+    names = tuple(labels)
+    if num_labels not in (None, len(names)) or len(set(names)) != len(names):
+        raise ValueError(f"labels must be {num_labels or 'some'} different names, got {names!r:.200}")
+    check_int("num_labels", len(names))
+    return names
 
 
 def _check_labels(task: str, num_labels: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,17 +17,12 @@ from torch.nn.functional import (
     pad,
 )
 
-__all__ = [
-    "IGNORED",
-    "Targets",
-    "classification_loss",
-    "contrastive_loss",
-    "linear_token_loss",
-    "next_labels",
-    "reconstruction_loss",
-    "span_loss",
-    "token_loss",
-]
+from regard.checks import may_read
+from regard.nn.blocks import HeadInput, LanguageHead, PretrainingHead
+
+if TYPE_CHECKING:
+    from regard.models.model import Model
+    from regard.models.outputs import ModelOutput
 
 IGNORED = -100
 CELLS = 1 << 28  # logits at a time: 1 GiB in fp32; smaller products would not fill a large GPU
@@ -203,8 +198,10 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
             number of outputs and the dtype of the labels.
 
     Raises:
-        ValueError: if problem_type is another.
+        ValueError: if problem_type is another, or there are not as many labels as inputs.
     """
+    if labels.shape[:1] != logits.shape[:1]:
+        raise ValueError(f"labels must be of {len(logits)} inputs, got {tuple(labels.shape)}")
     count, labels = logits.shape[-1], labels.to(logits.device)
     if problem_type is None:
         whole = not labels.is_floating_point() and labels.dtype != torch.bool
@@ -257,6 +254,69 @@ def reconstruction_loss(pixels: Tensor, pixel_values: Tensor, masked: Tensor) ->
     mask = masked.repeat_interleave(high, 1).repeat_interleave(wide, 2).unsqueeze(1)  # (B, 1, H, W)
     error = l1_loss(pixel_values, pixels, reduction="none")
     return (error * mask).sum() / (mask.sum() + 1e-5) / pixels.shape[1]
+
+
+# ------------------------------------------------------------------------------------------- losses of a model's output
+
+
+def named_logits(model: Model, logits: Tensor | None) -> dict[str, Tensor | None]:
+    """A text head's logits by field: start_logits and end_logits in question answering."""
+    if logits is None or getattr(model, "task", None) != "question-answering":  # built by hand, it has no task
+        return {"logits": logits}
+    start, end = logits.unbind(-1)  # (B, N) each
+    return {"start_logits": start, "end_logits": end}
+
+
+def text_loss(model: Model, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
+    """The loss of a text head's output, as transformers computes it for the task.
+
+    Args:
+        model: whose head it is.
+        output: logits, as `named_logits` names them.
+        targets: the labels of the call.
+        shift: position i predicts label i + 1.
+
+    Raises:
+        ValueError: if the targets are not those of the task, or do not fit the logits.
+    """
+    if output.start_logits is not None and output.end_logits is not None:
+        if targets.start_positions is None or targets.end_positions is None:
+            raise ValueError("question answering learns from start_positions and end_positions (B,): give both")
+        return span_loss(output.start_logits, output.end_logits, targets.start_positions, targets.end_positions)
+    logits, labels = output.logits, targets.labels
+    if logits is None or labels is None:
+        raise ValueError(f"{model.family.title} with task {model.task!r} has no loss of these labels")
+    if logits.ndim == 2:
+        return classification_loss(logits, labels, model.config.get("problem_type"))
+    return token_loss(logits, labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+
+
+def head_of_loss(model: Model, skip_logits: bool, labels: Tensor | None) -> LanguageHead | None:
+    """The language-model head whose loss is computed without its logits, if the call asks for that."""
+    head = getattr(model, "head", None)
+    head = head.words if isinstance(head, PretrainingHead) else head
+    return head if skip_logits and labels is not None and isinstance(head, LanguageHead) else None
+
+
+def linear_loss(head: LanguageHead, inputs: HeadInput, targets: Targets, *, shift: bool = False) -> Tensor:
+    """`text_loss` of a language-model head, without its logits."""
+    hidden, labels = inputs.last_hidden_state, targets.labels
+    assert labels is not None
+    matrix = head.matrix(inputs.embedding)
+    if matrix is None:
+        return token_loss(head(inputs), labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
+    if labels.shape != hidden.shape[:2]:
+        raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
+    labels = (next_labels(labels) if shift else labels).to(hidden.device)
+    labelled = (labels != IGNORED).flatten()  # (B·N,)
+    most = targets.most
+    if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
+        hidden, labels = hidden.flatten(0, 1)[labelled], labels.flatten()[labelled]  # (L, d), (L,)
+    elif most is not None and most < len(labelled):
+        first = torch.argsort(~labelled, stable=True)[:most]  # those with a label, then others
+        hidden, labels = hidden.flatten(0, 1).index_select(0, first), labels.flatten()[first]
+    loss = linear_token_loss(head.vectors(hidden), *matrix, labels, smoothing=targets.smoothing, items=targets.items)
+    return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
 
 
 def _check(labels: Tensor, shape: torch.Size, name: str) -> None:

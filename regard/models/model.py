@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from regard.checks import may_read
+from regard.data.image_processing import ImageProcessor
 from regard.data.images import Source
+from regard.data.tokenizer import Tokenizer
 from regard.generation.config import GenerationConfig
-from regard.generation.text import GenerationOutput, generate_text, stream_text
+from regard.generation.loop import GenerationOutput, generate_text, stream_text
 from regard.models.config import Config
-from regard.models.losses import (
-    IGNORED,
-    Targets,
-    classification_loss,
-    linear_token_loss,
-    next_labels,
-    span_loss,
-    token_loss,
-)
-from regard.models.outputs import ModelOutput
-from regard.nn.blocks import Tower
-from regard.nn.heads import HeadInput, LanguageHead, PretrainingHead
+from regard.nn.blocks import LanguageHead, Tower
 from regard.tasks import text as text_tasks
 from regard.tasks import vision
-from regard.tasks.inputs import Several, Texts, call_arguments, has_vision, in_eval_mode
+from regard.tasks.inputs import Several, Texts, call_arguments, has_vision
 from regard.tasks.text import Answer, Classified, Filled, Pooling, Tagged
 from regard.tasks.vision import Features, Matched
 
 if TYPE_CHECKING:
-    from regard.data.image_processing import ImageProcessor
-    from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
 
 Kind = Literal[
@@ -50,6 +40,32 @@ Kind = Literal[
     "flamingo",
 ]
 """What a model reads and gives; the tasks choose by it."""
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def in_eval_mode(method: Method) -> Method:
+    """Decorate a method of a module to run in eval mode."""
+
+    @wraps(method)
+    def wrapped(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with eval_mode(model):
+            return method(model, *args, **kwargs)
+
+    return cast(Method, wrapped)
 
 
 class Model(nn.Module):
@@ -89,8 +105,6 @@ class Model(nn.Module):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer, opened on first use. Raises as `Tokenizer.open` does."""
-        from regard.data.tokenizer import Tokenizer
-
         if self.directory is None:
             raise ValueError("this model was not loaded from a directory, so it has no tokenizer: set model.tokenizer")
         return Tokenizer.open(self.directory)
@@ -98,8 +112,6 @@ class Model(nn.Module):
     @cached_property
     def preprocessor(self) -> ImageProcessor:
         """The checkpoint's image processor, opened on first use; or set it. Raises as `ImageProcessor.open`."""
-        from regard.data.image_processing import ImageProcessor
-
         remedy = 'set model.preprocessor = ImageProcessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
             raise ValueError(f"this model was not loaded from a directory, so it has no image processor: {remedy}")
@@ -189,69 +201,6 @@ class Model(nn.Module):
             if name in REFUSED and value is not None and value != REFUSED[name][0]:
                 raise ValueError(f"{name}={value!r:.80} is not supported: {REFUSED[name][1]}")
         return options.get("num_items_in_batch")
-
-    def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
-        """A text head's logits by field: start_logits and end_logits in question answering."""
-        if logits is None or getattr(self, "task", None) != "question-answering":  # built by hand, it has no task
-            return {"logits": logits}
-        start, end = logits.unbind(-1)  # (B, N) each
-        return {"start_logits": start, "end_logits": end}
-
-    def text_loss(self, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
-        """The loss of a text head's output, as transformers computes it for the task.
-
-        Args:
-            output: logits, as `name_logits` names them.
-            targets: the labels of the call.
-            shift: position i predicts label i + 1.
-
-        Raises:
-            ValueError: if the targets are not those of the task, or do not fit the logits.
-        """
-        if output.start_logits is not None and output.end_logits is not None:
-            if targets.start_positions is None or targets.end_positions is None:
-                raise ValueError("question answering learns from start_positions and end_positions (B,): give both")
-            return span_loss(output.start_logits, output.end_logits, targets.start_positions, targets.end_positions)
-        logits, labels = output.logits, targets.labels
-        if logits is None or labels is None:
-            raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of these labels")
-        if logits.ndim == 2:
-            return self.classification_loss(logits, labels)
-        return token_loss(logits, labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
-
-    def loss_head(self, skip_logits: bool, labels: Tensor | None) -> LanguageHead | None:
-        """The language-model head whose loss is computed without its logits, if the call asks for that."""
-        head = getattr(self, "head", None)
-        head = head.words if isinstance(head, PretrainingHead) else head
-        return head if skip_logits and labels is not None and isinstance(head, LanguageHead) else None
-
-    def linear_loss(self, head: LanguageHead, inputs: HeadInput, targets: Targets, *, shift: bool = False) -> Tensor:
-        """`text_loss` of a language-model head, without its logits."""
-        hidden, labels = inputs.last_hidden_state, targets.labels
-        assert labels is not None
-        matrix = head.matrix(inputs.embedding)
-        if matrix is None:
-            return token_loss(head(inputs), labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
-        if labels.shape != hidden.shape[:2]:
-            raise ValueError(f"labels must be {tuple(hidden.shape[:2])} as input_ids, got {tuple(labels.shape)}")
-        labels = (next_labels(labels) if shift else labels).to(hidden.device)
-        labelled = (labels != IGNORED).flatten()  # (B·N,)
-        most = targets.most
-        if may_read(hidden, training=True):  # elsewhere the number of labels is not known without waiting
-            hidden, labels = hidden.flatten(0, 1)[labelled], labels.flatten()[labelled]  # (L, d), (L,)
-        elif most is not None and most < len(labelled):
-            first = torch.argsort(~labelled, stable=True)[:most]  # those with a label, then others
-            hidden, labels = hidden.flatten(0, 1).index_select(0, first), labels.flatten()[first]
-        loss = linear_token_loss(
-            head.vectors(hidden), *matrix, labels, smoothing=targets.smoothing, items=targets.items
-        )
-        return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
-
-    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of scores (B, labels), by config.json's problem_type."""
-        if labels.shape[:1] != logits.shape[:1]:
-            raise ValueError(f"labels must be of {len(logits)} inputs, got {tuple(labels.shape)}")
-        return classification_loss(logits, labels, self.config.get("problem_type"))
 
     # ----------------------------------------------------------------------------------------------- checks of inputs
 
@@ -351,6 +300,48 @@ class Model(nn.Module):
         if first < 0 or (most is not None and last >= most):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
             raise ValueError(f"position_ids must be {limit}, got {first} to {last}")
+
+    # --------------------------------------------------------------------------------------------- asked by the tasks
+
+    @property
+    def reads_image_prompts(self) -> bool:
+        """True if the model reads images among the tokens of a prompt (LLaVA, Idefics)."""
+        return self.kind in ("vision-language", "flamingo")
+
+    @property
+    def max_text_positions(self) -> int | None:
+        """How many tokens a text may have: positions of the tower that reads it; None without a limit."""
+        reader: Any = self
+        if self.kind in ("text", "dual-encoder", "vision-language", "flamingo"):
+            return cast("int | None", reader.max_positions)
+        if self.kind in ("encoder-decoder", "image-question", "image-text-matching"):
+            return cast("int | None", reader.encoder.embed.max_positions)
+        if self.kind == "image-caption":
+            return cast("int | None", reader.decoder.embed.max_positions)
+        raise ValueError(f"{self.family.title} reads no texts, only images")
+
+    def check_task(self, verb: str, *tasks: str) -> None:
+        """Raise ValueError for a model without one of these tasks, naming what it has and what it needs."""
+        if self.task in tasks:
+            return
+        title, there = self.family.title, [task for task in tasks if task in self.family.tasks]
+        if there:
+            needed = f"regard.load(…, task={there[0]!r}) reads a checkpoint that has that head"
+        else:
+            needed = f"{title} has no such task, it has {', '.join(self.family.tasks)}"
+        raise ValueError(
+            f"{verb} needs the task {' or '.join(map(repr, tasks))}, and this {title} has {self.task!r}: {needed}"
+        )
+
+    def iterate_in_eval_mode(self, items: Iterator[T]) -> Iterator[T]:
+        """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in."""
+        while True:
+            with eval_mode(self):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
 
     # --------------------------------------------------------------------------------------------------------- tasks
     # Each runs in eval mode and leaves the model in the mode that it was in. An image is a path, a file's bytes, an

@@ -19,10 +19,11 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from regard.nn.attention import AttentionLayer, MultiHeadAttention
+from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Tower
 from regard.nn.linformer import LinformerAttention, SlotProjection
 from regard.nn.performer import PerformerAttention
+from regard.nn.projections import AttentionLayer
 
 __all__ = ["Linformer", "Performer", "Replaced", "Sharing", "replace_attention"]
 

@@ -27,7 +27,7 @@ from regard.models.checkpoint import (
 )
 from regard.models.config import Config
 from regard.models.family import empty, places
-from regard.nn.heads import label_names
+from regard.nn.blocks import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
 

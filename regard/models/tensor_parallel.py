@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from regard.checks import is_distributed, local
 from regard.masks.biases import Bias
 from regard.models.checkpoint import listed
-from regard.nn.attention import HeadProjections, MultiHeadAttention
+from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.linear import untouched
+from regard.nn.projections import HeadProjections, untouched
 from regard.positions import T5, Alibi, Rotary, Swin
 
 __all__ = ["gather", "parallelize"]

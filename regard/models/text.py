@@ -1,4 +1,4 @@
-"""Text models with one stack: encoders (BERT), decoders (GPT-2, LLaMA) and long-text encoders."""
+"""Text models with one stack: encoders (BERT), decoders (GPT-2, LLaMA) with their state, and long-text encoders."""
 
 from __future__ import annotations
 
@@ -11,19 +11,128 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.checks import may_read
-from regard.generation.loop import ModelState
 from regard.models.config import Config
-from regard.models.losses import Targets
+from regard.models.losses import Targets, head_of_loss, linear_loss, named_logits, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.blocks import FeedForward, Inserted, Tower, TowerOutput, count
-from regard.nn.heads import EndPooler, HeadInput, LanguageHead, Pooler, PretrainingHead
-from regard.nn.linear import Linear
+from regard.nn.blocks import (
+    EndPooler,
+    FeedForward,
+    HeadInput,
+    Inserted,
+    LanguageHead,
+    Pooler,
+    PretrainingHead,
+    Tower,
+    TowerOutput,
+    count,
+)
+from regard.nn.projections import Cache, ContextKeys, Linear
 from regard.nn.sparse_attention import Roles
 
 if TYPE_CHECKING:
     from regard.generation.cuda_graph import CapturedStep
-    from regard.nn.cache import FixedCache
+    from regard.nn.attention import FixedCache
+
+
+@dataclass(eq=False)
+class ModelState:
+    """What a model keeps between steps; memory for all positions is allocated once.
+
+    Attributes:
+        caches: one for each layer, as its attention makes it.
+        mask: (B, positions so far), True = token, or None if there is no padding.
+        length: the number of positions allocated.
+        padding: (B,) how much padding each row has, if no cache holds any: then only positions depend on it.
+        memory: keys and values of the encoder's output for each layer.
+        memory_mask: which of these are tokens.
+        readers: (B,) which row of the encoder's output each row attends to; None: each to its own.
+        captured: the step as a CUDA graph, if there is one.
+    """
+
+    caches: list[Cache]
+    mask: Tensor | None
+    length: int
+    padding: Tensor | None = None
+    memory: list[ContextKeys] | None = None
+    memory_mask: Tensor | None = None
+    readers: Tensor | None = None
+    captured: CapturedStep | None = None
+
+    @classmethod
+    def room(
+        cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> ModelState:
+        """Allocate `length` positions of `batch` texts for the layers of a tower with weights of this dtype.
+
+        Raises ValueError if there is not enough memory, or an attention cannot run step by step.
+        """
+        kind = device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        if autocast and dtype != torch.float64:  # which autocast leaves alone
+            dtype = torch.get_autocast_dtype(kind)
+
+        def caches(device: torch.device | str) -> list[Cache]:
+            return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
+
+        try:
+            return cls(caches(device), mask, length)
+        except RuntimeError as error:  # out of memory
+            gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
+            raise ValueError(
+                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
+                "have as much: ask for fewer new tokens, texts or beams"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self.caches[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of caches and masks, without the encoder's output."""
+        held = [t.nbytes for t in (self.mask, self.padding) if t is not None]
+        return sum(cache.nbytes for cache in self.caches) + sum(held)
+
+    @property
+    def positions(self) -> Tensor | None:
+        """(B, 1) positions of the next tokens if the mask was dropped; else None."""
+        return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
+
+    @property
+    def padded_left(self) -> bool:
+        """True if all padding is on the left."""
+        return self.mask is None or bool((self.mask.int().diff(dim=1) >= 0).all())
+
+    def forget_mask(self) -> None:
+        """After the prompt: if no cache holds padding, keep its amount instead of a mask that grows."""
+        if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
+            self.padding, self.mask = (~self.mask).sum(1), None
+
+    def see(self, batch: int) -> None:
+        """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
+        if len(self) == self.length:
+            raise ValueError(f"no room: all {len(self)} positions are used")
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]; the number of rows may change."""
+        if self.captured is not None:
+            self.captured.keep(rows)
+        for cache in self.caches:
+            cache.keep(rows)
+        self.mask = None if self.mask is None else self.mask[rows]
+        self.padding = None if self.padding is None else self.padding[rows]
+        if self.memory is None:
+            return
+        # Beams of one text attend to the same encoder output, and one of 577 patches is most of what a step would copy:
+        # compare first, but not on a GPU, which copies sooner than it answers.
+        batch = len(self.memory[0].k)
+        before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
+        self.readers = before[rows]
+        if not rows.is_cpu or not torch.equal(self.readers, before):
+            self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
+            self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
 
 
 class TextModel(Model):
@@ -114,9 +223,9 @@ class TextModel(Model):
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
-        loss_head = self.loss_head(skip_logits, labels)
+        loss_head = head_of_loss(self, skip_logits, labels)
         output = ModelOutput(
-            **self.name_logits(None if self.head is None or loss_head is not None else self.head(inputs)),
+            **named_logits(self, None if self.head is None or loss_head is not None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
             last_hidden_state=x,
             pooler_output=pooler_output,
@@ -129,9 +238,9 @@ class TextModel(Model):
             return ModelOutput(output, loss=head_loss(output.logits, labels, attention_mask))
         shift = self.loss_type is not None
         if loss_head is not None:
-            loss = self.linear_loss(loss_head, inputs, targets, shift=shift)
+            loss = linear_loss(loss_head, inputs, targets, shift=shift)
         else:
-            loss = self.text_loss(output, targets, shift=shift)
+            loss = text_loss(self, output, targets, shift=shift)
         if relation is not None and output.seq_relationship_logits is not None:
             loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
         return ModelOutput(output, loss=loss)
@@ -373,4 +482,4 @@ class AnsweringModel(TextModel):
         far = self.FAR * (question & ~first).to(output.start_logits.dtype)
         output = ModelOutput(output, start_logits=output.start_logits - far, end_logits=output.end_logits - far)
         targets = Targets(None, start_positions, end_positions)
-        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
+        return ModelOutput(output, loss=text_loss(self, output, targets)) if targets else output

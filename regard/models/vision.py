@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
 from regard.models.config import Config
-from regard.models.losses import reconstruction_loss
+from regard.models.losses import classification_loss, reconstruction_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.nn.heads import Pooler
+from regard.nn.blocks import Pooler
 from regard.nn.vision import Mean, NormedFirst, PatchGrid, PatchProjection, VisionTower
 from regard.nn.windows import WindowTower
 
@@ -120,7 +120,7 @@ class VisionModel(Model):
                 return None
             patches = self.tower.embed.patches.grid(*pixel_values.shape[-2:])
             return reconstruction_loss(logits, pixel_values, bool_masked_pos.reshape(-1, *patches))
-        return None if labels is None else self.classification_loss(logits, labels)
+        return None if labels is None else classification_loss(logits, labels, self.config.get("problem_type"))
 
     def map(self, output: ModelOutput, pixel_values: Tensor) -> Tensor:
         """The patches' vectors as a map (B, d, rows, columns), for detection and segmentation heads.

@@ -17,16 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
-from regard.models.text import TextModel
+from regard.models.text import ModelState, TextModel
 from regard.models.vision import check_form, check_pixels
-from regard.nn.blocks import Inserted, activation
-from regard.nn.heads import LanguageHead
-from regard.nn.linear import Linear
+from regard.nn.blocks import Inserted, LanguageHead, activation
+from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 from regard.tasks.inputs import check_placeholders
 

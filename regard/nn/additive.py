@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.checks import check_int
 from regard.nn.attention import dense_weights
-from regard.nn.linear import Linear
+from regard.nn.projections import Linear
 from regard.op import attention
 
 __all__ = ["AdditiveAttention"]

@@ -1,87 +1,32 @@
-"""Multi-head attention, and the projections to and from heads that all attention layers share."""
+"""Multi-head attention, and the caches that keep its keys and values between calls."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple, Protocol, Self, TypedDict, Unpack, cast
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard.backends import load, reference
 from regard.backends.call import CallOptions, as_given, prepare
-from regard.checks import check_int, is_distributed
-from regard.nn.cache import Cache, FixedCache, GrowingCache, KeyValueCache
-from regard.nn.linear import Joined, Linear, apart, part, separate, whole_output
+from regard.checks import is_distributed
+from regard.nn.projections import (
+    ContextKeys,
+    HeadOptions,
+    HeadProjections,
+    Linear,
+    ScorePosition,
+    apart,
+    separate,
+    split,
+    whole_output,
+)
 from regard.op import attention
-from regard.positions import Bias, Rotary
+from regard.positions import Rotary
 from regard.rotary import Angles
 
 MOST_WEIGHTS = 1 << 26  # numbers that return_weights=True gives: 256 MiB in fp32
-
-
-class ScorePosition(Protocol):
-    """A position that acts on the scores: a bias value, or a layer that makes one from the queries."""
-
-    def bias(self, q: Tensor, scale: float) -> Bias:
-        """The term to add to the scores of q (B, H, Nq, D)."""
-
-
-class ContextKeys(NamedTuple):
-    """Keys and values of a context, computed once by a layer's `keys` for many calls."""
-
-    k: Tensor  # (B, Hkv, M, D)
-    v: Tensor  # (B, Hkv, M, D)
-
-
-class AttentionLayer(Protocol):
-    """A module that attends within x, or to a context.
-
-    dropout: on the weights, in training only; 0 for a layer that has no weights.
-    """
-
-    d_model: int
-    num_heads: int
-    dropout: float
-
-    def __call__(
-        self,
-        x: Tensor,
-        context: Tensor | ContextKeys | None = None,
-        *,
-        mask: object = None,
-        cache: Cache | None = None,
-        positions: Tensor | Angles | None = None,
-    ) -> Tensor:
-        """x (B, N, d_model) attends to itself, or to a context → (B, N, d_model). cache: from `new_cache`."""
-
-    def keys(self, context: Tensor) -> ContextKeys:
-        """Keys and values of context (B, M, ·), computed once for many calls."""
-
-    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> Cache:
-        """An empty cache for `length` positions. Raises ValueError for a layer that cannot decode step by step."""
-
-
-def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
-    """(B, N, h·D) → (B, h, N, D), each head normed if there is a norm.
-
-    >>> split(torch.zeros(1, 5, 6), 3).shape
-    torch.Size([1, 2, 5, 3])
-
-    h follows from the width: under tensor parallelism a process has some of the heads, all of them D wide.
-    Raises ValueError for a width that is no multiple of D, TypeError for a DTensor.
-    """
-    if is_distributed(y):
-        raise TypeError("a projection gave a DTensor; attention needs local tensors: leave use_local_output=True")
-    if y.shape[-1] % head_dim:
-        raise ValueError(
-            f"a projection gave {y.shape[-1]} features, which are no whole heads of {head_dim}: the number of heads "
-            "must divide by the number of processes"
-        )
-    y = y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
-    if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
-        y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
-    return y.transpose(1, 2)
 
 
 def dense_weights(
@@ -100,170 +45,6 @@ def dense_weights(
         )
     with as_given(call.device):
         return q.new_zeros(call.sizes, dtype=call.wide) if 0 in call.sizes else reference.stages(call).weights
-
-
-class HeadOptions(TypedDict, total=False):
-    """Options of the projections that every attention layer takes; `MultiHeadAttention` explains them."""
-
-    num_kv_heads: int | None
-    head_dim: int | None
-    bias: bool
-    out_bias: bool | None
-    fused: bool
-    head_norms: tuple[nn.Module, nn.Module] | None
-    scale: float | None
-
-
-class HeadProjections(nn.Module):
-    """W_Q, W_K, W_V and W_O: the base class of all attention layers.
-
-    >>> maps = HeadProjections(6, 2, num_kv_heads=1)
-    >>> q, (k, v) = maps.queries(torch.zeros(1, 5, 6)), maps.keys(torch.zeros(1, 7, 6))
-    >>> q.shape, k.shape
-    (torch.Size([1, 2, 5, 3]), torch.Size([1, 1, 7, 3]))
-
-    values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
-    """
-
-    w_v: Linear | None
-    q_norm: nn.Module | None
-    k_norm: nn.Module | None
-
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        position: Rotary | ScorePosition | None = None,
-        d_context: int | None = None,
-        values_are_keys: bool = False,
-        **options: Unpack[HeadOptions],
-    ) -> None:
-        super().__init__()
-        unknown = options.keys() - HeadOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no argument {', '.join(sorted(unknown))}")
-        num_kv_heads, head_dim = options.get("num_kv_heads"), options.get("head_dim")
-        bias, out_bias, fused = options.get("bias", True), options.get("out_bias"), options.get("fused", False)
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        d_context = d_model if d_context is None else d_context
-        sizes = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_context": d_context}
-        for name, size in (sizes if head_dim is None else sizes | {"head_dim": head_dim}).items():
-            check_int(name, size)
-        if head_dim is None and d_model % num_heads:
-            raise ValueError(
-                f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
-            )
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-        if fused and d_context != d_model:
-            raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
-        if fused and values_are_keys:
-            raise ValueError("fused projections have a W_V: leave out fused=, or values_are_keys=")
-
-        self.d_model, self.num_heads, self.num_kv_heads, self.d_context = d_model, num_heads, num_kv_heads, d_context
-        self.head_dim, self.fused = d_model // num_heads if head_dim is None else head_dim, fused
-        self.position = position  # before the weights: state dicts list it first
-        scale = options.get("scale")
-        self.scale = self.head_dim**-0.5 if scale is None else scale
-        wide, narrow, _ = self._rows
-        if fused:
-            self.w_qkv = Joined(d_model, self._rows, bias=bias)
-        else:
-            self.w_q, self.w_k = Linear(d_model, wide, bias), Linear(d_context, narrow, bias)
-            self.w_v = None if values_are_keys else Linear(d_context, narrow, bias)
-        self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
-        self.q_norm, self.k_norm = options.get("head_norms") or (None, None)
-
-    @property
-    def _rows(self) -> tuple[int, int, int]:
-        """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
-        narrow = self.num_kv_heads * self.head_dim
-        return self.num_heads * self.head_dim, narrow, narrow
-
-    def queries(self, x: Tensor) -> Tensor:
-        """q (B, H, N, D) of x (B, N, d_model)."""
-        q = part(self.w_qkv, self._rows, x, 0, self.num_heads * self.head_dim) if self.fused else self.w_q(x)
-        return split(q, self.head_dim, self.q_norm)
-
-    def keys(self, context: Tensor) -> ContextKeys:
-        """Keys and values of context (B, M, d_context), computed once for many calls.
-
-        >>> layer, context = MultiHeadAttention(6, 2), torch.randn(1, 5, 6)
-        >>> torch.equal(layer(context[:, :1], layer.keys(context)), layer(context[:, :1], context))
-        True
-        """
-        if context.ndim != 3 or context.shape[-1] != self.d_context:
-            raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
-        if self.fused:
-            wide, narrow, _ = self._rows
-            k, v = part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1)
-        else:
-            k = self.w_k(context)
-            v = k if self.w_v is None else self.w_v(context)
-        return ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
-
-    def joined(self, out: Tensor) -> Tensor:
-        """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
-        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
-
-    def _check_x(self, x: Tensor) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
-
-    def _check_all_heads(self, q: Tensor, k: Tensor) -> None:
-        """Raise ValueError if a process has only some of the heads, which this layer cannot attend with."""
-        if (q.shape[1], k.shape[1]) != (self.num_heads, self.num_kv_heads):
-            raise ValueError(
-                f"a {type(self).__name__} attends with all of its {self.num_heads} query and {self.num_kv_heads} "
-                f"key/value heads, and the projections gave {q.shape[1]} and {k.shape[1]}: its heads cannot be split "
-                "over processes"
-            )
-
-
-class LinearAttention(HeadProjections):
-    """Attention in O(N), which sums over the keys before it meets a query: base class of Linformer and Performer."""
-
-    @classmethod
-    def unsupported_reason(cls, layer: MultiHeadAttention) -> str | None:
-        """Why this kind of layer cannot take the place of a layer, or None."""
-        if layer.softcap is not None:
-            return f"its scores have a softcap ({layer.softcap}), which a {cls.__name__} does not have"
-        if layer.d_context != layer.d_model:
-            return f"it looks at a context of width {layer.d_context}, and a {cls.__name__} at one as wide as x"
-        return None
-
-    @classmethod
-    def _sharing(cls, layer: MultiHeadAttention, **own: Any) -> Self:
-        """A layer with the projections and norms of another: its parameters are shared, not copied."""
-        why = cls.unsupported_reason(layer)
-        if why is not None:
-            raise ValueError(f"no {cls.__name__} can take the place of this layer: {why}")
-        with torch.device("meta"):  # its own projections would be thrown away
-            shared = cls(layer.d_model, layer.num_heads, **own, **layer.head_options)
-        for name in ("w_qkv",) if layer.fused else ("w_q", "w_k", "w_v"):
-            setattr(shared, name, getattr(layer, name))
-        shared.w_o, shared.q_norm, shared.k_norm = layer.w_o, layer.q_norm, layer.k_norm
-        return shared.train(layer.training)
-
-    def projected(self, x: Tensor, context: Tensor | ContextKeys | None) -> tuple[Tensor, ContextKeys]:
-        """The queries (B, H, N, D) of x, and keys and values of x or the context: one product where maps are fused."""
-        self._check_x(x)
-        if self.fused and context is None:
-            q, k, v = torch.split(whole_output(self.w_qkv, x, sum(self._rows)), list(self._rows), -1)
-            q = split(q, self.head_dim, self.q_norm)
-            kv = ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
-        else:
-            q = self.queries(x)
-            kv = context if isinstance(context, ContextKeys) else self.keys(x if context is None else context)
-        if len(kv.k) != len(x):
-            raise ValueError(f"x has {len(x)} batch rows, but the context has {len(kv.k)}")
-        self._check_all_heads(q, kv.k)
-        return q, kv
-
-    def extra_repr(self) -> str:
-        """The arguments shown by `print(layer)`."""
-        return f"{self.d_model}, num_heads={self.num_heads}, head_dim={self.head_dim}, num_kv_heads={self.num_kv_heads}"
 
 
 class MultiHeadAttention(HeadProjections):
@@ -330,18 +111,9 @@ class MultiHeadAttention(HeadProjections):
                 f"got {type(position).__name__}"
             )
         super().__init__(
-            d_model,
-            num_heads,
-            position=position,
-            d_context=d_context,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
-            fused=fused,
-            head_norms=head_norms,
-            scale=scale,
-        )
+            d_model, num_heads, position=position, d_context=d_context, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            bias=bias, out_bias=out_bias, fused=fused, head_norms=head_norms, scale=scale,
+        )  # fmt: skip
         check_weights(dropout, backend)
         self.local_heads = range(num_heads)
         self.softcap, self.dropout, self.backend = softcap, dropout, backend
@@ -627,3 +399,219 @@ def check_weights(dropout: float, backend: str) -> None:
 def _count(x: Tensor, start: int) -> Tensor:
     """The positions start, start + 1, … of x (B, N, ·)."""
     return torch.arange(start, start + x.shape[1], device=x.device)
+
+
+# ------------------------------------------------------------------------------------------------------------- caches
+# `append` returns all that was put in, in order: new queries are the last positions, as `masks.causal()` assumes.
+
+
+class GrowingCache:
+    """Grows by concatenation: any length, differentiable, one copy of everything per step.
+
+    >>> cache = GrowingCache()
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> cache.crop(2)
+    >>> cache, cache.nbytes
+    (GrowingCache(2 positions), 128)
+    """
+
+    holds_padding = True
+
+    def __init__(self) -> None:
+        self._kv: tuple[Tensor, Tensor] | None = None  # (B, Hkv, N, D) and (B, Hkv, N, Dv)
+
+    def __len__(self) -> int:
+        return 0 if self._kv is None else self._kv[0].shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that it holds."""
+        return 0 if self._kv is None else sum(x.nbytes for x in self._kv)
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep further keys (B, Hkv, n, D) and values (B, Hkv, n, Dv); return all of them, oldest first.
+
+        Raises:
+            ValueError: they do not continue what is kept.
+        """
+        _check_append(self._kv, k, v)
+        if self._kv is None:
+            self._kv = k.clone(), v.clone()  # ours: later changes to k by the caller do not reach them
+        else:
+            self._kv = torch.cat([self._kv[0], k], -2), torch.cat([self._kv[1], v], -2)
+        return self._kv
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        _check_crop(length, len(self))
+        if self._kv is not None:
+            self._kv = (self._kv[0][:, :, :length], self._kv[1][:, :, :length]) if length else None
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i], as beams branch and finished texts leave.
+
+        Raises:
+            TypeError: rows are not integers.
+        """
+        _check_rows(rows)
+        if self._kv is not None:
+            self._kv = self._kv[0][rows], self._kv[1][rows]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.crop(0)
+
+    def __repr__(self) -> str:
+        return f"GrowingCache({len(self)} positions)"
+
+
+class FixedCache:
+    """Room for `length` positions allocated once: no copying, constant addresses, inference only.
+
+    >>> cache = FixedCache(batch=1, num_kv_heads=2, length=8, head_dim=4)
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> k.shape, cache.nbytes
+    (torch.Size([1, 2, 3, 4]), 512)
+
+    Args:
+        batch: rows of the batch.
+        num_kv_heads: key/value heads.
+        length: positions there is room for.
+        head_dim: width of the keys.
+        value_dim: width of the values; default head_dim.
+        dtype: of keys and values.
+        device: of keys and values.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    holds_padding = True
+
+    def __init__(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        length: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        value_dim = head_dim if value_dim is None else value_dim
+        sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "length": length}
+        for name, n in (sizes | {"head_dim": head_dim, "value_dim": value_dim}).items():
+            if n < 1:
+                raise ValueError(f"{name} must be at least 1, got {n}")
+        self._k = torch.empty(batch, num_kv_heads, length, head_dim, dtype=dtype, device=device)
+        self._v = torch.empty(batch, num_kv_heads, length, value_dim, dtype=dtype, device=device)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def length(self) -> int:
+        """Positions there is room for."""
+        return self._k.shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return self._k.nbytes + self._v.nbytes
+
+    @property
+    def room(self) -> tuple[Tensor, Tensor]:
+        """The whole buffers (B, Hkv, length, D), used or not: for a kernel that writes by itself."""
+        return self._k, self._v
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep further keys (B, Hkv, n, D) and values (B, Hkv, n, Dv); return all of them, oldest first, as views.
+
+        Raises:
+            ValueError: they do not fit or there is no room left; nothing is written then.
+        """
+        _check_append(self.room, k, v)
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError(
+                "FixedCache writes in place, which autograd cannot follow: use torch.no_grad(), or a GrowingCache"
+            )
+        start = self._used
+        self.advance(k.shape[-2])
+        self._k[:, :, start : self._used], self._v[:, :, start : self._used] = k, v
+        return self._k[:, :, : self._used], self._v[:, :, : self._used]
+
+    def advance(self, count: int) -> None:
+        """Count positions as used that a kernel wrote by itself.
+
+        Raises:
+            ValueError: there is not so much room.
+        """
+        if not 0 <= count <= self.length - self._used:
+            raise ValueError(f"no room: {self._used} of {self.length} positions are used and {count} more came")
+        self._used += count
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions, and keep the room."""
+        _check_crop(length, self._used)
+        self._used = length
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i], as beams branch and finished texts leave. Their number may change.
+
+        With as many rows as before the addresses stay, and only what is used is copied.
+
+        Raises:
+            TypeError: rows are not integers.
+        """
+        _check_rows(rows)
+        if len(rows) != len(self._k):
+            self._k, self._v = self._k[rows], self._v[rows]
+            return
+        for room in (self._k, self._v):
+            room[:, :, : self._used] = room[:, :, : self._used][rows]
+
+    def clear(self) -> None:
+        """Forget everything and keep the room."""
+        self.crop(0)
+
+    def __repr__(self) -> str:
+        return f"FixedCache({self._used} of {self.length} positions, {self.nbytes} bytes)"
+
+
+KeyValueCache = GrowingCache | FixedCache
+"""The caches of `MultiHeadAttention`."""
+
+
+def _check_rows(rows: Tensor) -> None:
+    if rows.dtype not in (torch.int64, torch.int32):  # of a mask as long as the batch, the number of rows is unclear
+        raise TypeError(
+            f"rows must be integers, int64 or int32, the old row of each new one; got {rows.dtype}"
+            + ("; of a mask, mask.nonzero()[:, 0] gives them" if rows.dtype == torch.bool else "")
+        )
+
+
+def _check_crop(length: int, used: int) -> None:
+    if not 0 <= length <= used:
+        raise ValueError(f"cannot keep the first {length} positions: the cache holds {used}")
+
+
+def _check_append(kept: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> None:
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            "a cache takes keys (B, Hkv, n, D) and values (B, Hkv, n, Dv) of the same B, Hkv and n; "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    for name, old, new in () if kept is None else (("keys", kept[0], k), ("values", kept[1], v)):
+        for what, axis in (("batch", 0), ("heads", 1), ("width", 3)):
+            if old.shape[axis] != new.shape[axis]:
+                raise ValueError(f"{name} have {what} {new.shape[axis]}, but the cache has {old.shape[axis]}")
+        if old.dtype != new.dtype or old.device != new.device:
+            kind, hint = new.device.type, ""
+            autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+            if autocast and torch.get_autocast_dtype(kind) == new.dtype:
+                hint = f": autocast is on, so make the cache in {new.dtype}, and fill it under autocast from the start"
+            raise ValueError(
+                f"{name} are {new.dtype} on {new.device}, but the cache is {old.dtype} on {old.device}{hint}"
+            )

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import check_int
-from regard.nn.attention import ContextKeys, HeadOptions, LinearAttention, MultiHeadAttention, check_weights
+from regard.nn.attention import MultiHeadAttention, check_weights
 from regard.nn.feature_maps import read_key_mask
+from regard.nn.projections import ContextKeys, HeadOptions, LinearAttention
 from regard.op import attention
 
 __all__ = ["LinformerAttention", "SlotProjection"]

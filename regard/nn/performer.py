@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.checks import check_int
-from regard.nn.attention import ContextKeys, HeadOptions, LinearAttention, MultiHeadAttention
+from regard.nn.attention import MultiHeadAttention
 from regard.nn.feature_maps import PerformerState, check_numbers, kernel_attention, no_keys, orthogonal_features
+from regard.nn.projections import ContextKeys, HeadOptions, LinearAttention
 from regard.rotary import Angles, Rotary
 
 __all__ = ["PerformerAttention", "kernel_attention"]

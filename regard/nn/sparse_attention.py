@@ -39,9 +39,8 @@ from regard.masks.biases import Bias
 from regard.masks.mask import Bounds, TileGrid, booleans
 from regard.masks.patterns import fit_length
 from regard.masks.rules import IndexRule, cell_of
-from regard.nn.attention import ContextKeys, MultiHeadAttention, split
-from regard.nn.cache import Cache
-from regard.nn.linear import Joined, Linear, apart
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.projections import Cache, ContextKeys, Joined, Linear, apart, split
 from regard.op import attention
 from regard.rotary import Angles
 

@@ -19,9 +19,9 @@ from regard.layouts import Frame, Sides
 from regard.masks import Mask
 from regard.masks.mask import Bounds, TileGrid, booleans
 from regard.masks.rules import IndexRule, cell_of
-from regard.nn.attention import ContextKeys, MultiHeadAttention
+from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward, TowerOutput
-from regard.nn.linear import Linear
+from regard.nn.projections import ContextKeys, Linear
 
 Pooling = Literal["cls", "mean", "both"]
 MOST_TIMES = 64  # 8 times the height and the width that positions were learnt for; attention takes the square of it

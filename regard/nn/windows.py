@@ -28,7 +28,7 @@ from regard.layouts import Frame, Sides
 from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import DropPath, FeedForward, TowerOutput
-from regard.nn.linear import Linear
+from regard.nn.projections import Linear
 from regard.nn.vision import PatchGrid, PatchProjection, interpolate_positions
 from regard.positions import Swin, SwinBias
 

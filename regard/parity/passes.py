@@ -25,13 +25,12 @@ from regard.models.model import Model
 from regard.models.text import AnsweringModel, LongTextModel, TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import VisionLanguageModel
-from regard.nn.heads import EndPooler
+from regard.nn.blocks import EndPooler
 from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
 from regard.parity.certificate import TensorPlace
-from regard.tasks.inputs import max_text_positions
 
 Tensors = dict[TensorPlace, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""
@@ -88,7 +87,7 @@ class Inputs:
 def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> Inputs:
     """Texts padded on the right. sentences: None draws ids.  cut: texts longer than the model are cut, else refused."""
     random = torch.Generator().manual_seed(seed)
-    most = max_text_positions(ours)
+    most = ours.max_text_positions
     if sentences is None:
         ids, mask = _draw_texts(ours, most, random)
     else:
@@ -211,9 +210,16 @@ def visual_inputs(ours: Model, rows: int, seed: int) -> Inputs:
     # The compared queries, as shares of how many sequences and tokens a layer has.
     shares = torch.rand(rows, 2, generator=random, dtype=torch.float64).to(ours.device)  # times a count it stays below
     looks = []
-    for call, sequences, tokens in _compared_calls(ours) if isinstance(ours, VisionModel) else ():
-        chosen = (shares[:, 0] * sequences).long(), (shares[:, 1] * tokens).long()
-        looks.append((call, sequences, tokens, chosen))
+    if isinstance(ours, VisionModel):  # in every block; of stages in the last block, as in transformers
+        sides = list(ours.layouts(Frame.whole(*_image_size(ours, ours.tower))).values())
+        calls = list(range(len(sides)))
+        if isinstance(ours.tower, WindowTower):
+            blocks = torch.tensor([len(stage.blocks) for stage in ours.tower.stages])  # type: ignore[arg-type]
+            calls = (blocks.cumsum(0) - 1).tolist()
+        for call in calls:
+            windows, tokens = sides[call].queries.shape
+            chosen = (shares[:, 0] * (PICTURES * windows)).long(), (shares[:, 1] * tokens).long()
+            looks.append((call, PICTURES * windows, tokens, chosen))
     return Inputs({name: t.to(ours.device) for name, t in arguments.items()}, looks=tuple(looks))
 
 
@@ -247,7 +253,7 @@ def _for_image_text(ours: Captioner | Answerer | Matcher, random: torch.Generato
     """An image for each text. Questions are of one length: transformers lets answers look at the padding of others."""
     reading = ours.decoder if isinstance(ours, Captioner) else ours.encoder
     words, special = reading.embed.tokens.num_embeddings, _special_ids(ours)
-    lengths = _clipped(LENGTHS, max_text_positions(ours))
+    lengths = _clipped(LENGTHS, ours.max_text_positions)
     if isinstance(ours, Answerer):
         lengths = [max(lengths)] * len(lengths)
     ids, mask = _draw_ids(words, special, lengths, random)
@@ -274,16 +280,6 @@ def _for_vision_language(ours: VisionLanguageModel, random: torch.Generator) -> 
     mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])
     ids = torch.full(mask.shape, int(words[0, 0])).masked_scatter(mask, torch.cat(rows))
     return {"input_ids": ids, "attention_mask": mask, "pixel_values": _draw_pixels(ours, ours.vision, (2,), random)}
-
-
-def _compared_calls(ours: VisionModel) -> list[tuple[int, int, int]]:
-    """Number of the call, sequences and tokens of every block; of stages the last block, as in transformers."""
-    sides = list(ours.layouts(Frame.whole(*_image_size(ours, ours.tower))).values())
-    calls = list(range(len(sides)))
-    if isinstance(ours.tower, WindowTower):
-        blocks = torch.tensor([len(stage.blocks) for stage in ours.tower.stages])  # type: ignore[arg-type]
-        calls = (blocks.cumsum(0) - 1).tolist()
-    return [(call, PICTURES * sides[call].queries.shape[0], sides[call].queries.shape[1]) for call in calls]
 
 
 def _clipped(lengths: Sequence[int], most: int | None) -> list[int]:
@@ -383,7 +379,14 @@ def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
 def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
     """What transformers' model with eager attention computes at the places of our model."""
     if isinstance(ours, EncoderDecoder):
-        tensors = _read_encoder_decoder(model, inputs)
+        out = _run(model, inputs, output_attentions=True)
+        assert inputs.rows is not None
+        i, j = inputs.rows
+        names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+        encoder, decoder, cross = ([weights[i, :, j] for weights in out.get(name) or ()] for name in names)  # (R, H, N)
+        tensors = _tower("encoder", out.get("encoder_hidden_states"), None, encoder)
+        tensors |= _tower("decoder", out.get("decoder_hidden_states"), None, decoder, cross)
+        tensors |= _their_results(out)
     elif isinstance(ours, (TextModel, VisionModel)):
         tensors = _read_tower(model, inputs, "")
     elif isinstance(ours, DualEncoder) and (ours.text is None or ours.vision is None):
@@ -397,8 +400,10 @@ def their_pass(model: Any, inputs: Inputs, ours: Model) -> Tensors:
         tensors = _read_children(model, inputs, children)
     elif isinstance(ours, Matcher):
         tensors = _read_children(model, inputs, {"picture": "vision_model", "text": "text_encoder"})
+    elif isinstance(ours, VisionLanguageModel):
+        tensors = _read_llava(model, inputs)
     else:
-        tensors = (_read_llava if isinstance(ours, VisionLanguageModel) else _read_idefics)(model, inputs)
+        tensors = _read_idefics(model, inputs)
     return _without_padding(tensors, inputs)
 
 
@@ -410,17 +415,6 @@ def _run(model: Any, inputs: Inputs, **options: bool) -> Any:
         arguments[name] = t.to(dtype) if t.is_floating_point() else whole
     with torch.inference_mode():
         return model(**arguments, output_hidden_states=True, **options)
-
-
-def _read_encoder_decoder(model: Any, inputs: Inputs) -> Tensors:
-    out = _run(model, inputs, output_attentions=True)
-    assert inputs.rows is not None
-    i, j = inputs.rows
-    names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
-    encoder, decoder, cross = ([weights[i, :, j] for weights in out.get(name) or ()] for name in names)  # (R, H, N)
-    tensors = _tower("encoder", out.get("encoder_hidden_states"), None, encoder)
-    tensors |= _tower("decoder", out.get("decoder_hidden_states"), None, decoder, cross)
-    return tensors | _their_results(out)
 
 
 def _read_tower(model: Any, inputs: Inputs, part: str) -> Tensors:

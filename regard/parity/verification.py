@@ -22,7 +22,7 @@ from regard.models.image_text import Answerer, Captioner
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text import TextModel
-from regard.nn.heads import LanguageHead
+from regard.nn.blocks import LanguageHead
 from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     VISUAL,
@@ -37,7 +37,6 @@ from regard.parity.passes import (
     visual_inputs,
     wants_question,
 )
-from regard.tasks.inputs import max_text_positions
 from regard.testing import largest_error
 
 SENTENCES = (
@@ -212,7 +211,7 @@ class _VerificationRun:
             if isinstance(ours, EncoderDecoder):
                 most, taken = ours.decoder.embed.max_positions, 1
             else:
-                most, taken = max_text_positions(ours), inputs.arguments["input_ids"].shape[1]
+                most, taken = ours.max_text_positions, inputs.arguments["input_ids"].shape[1]
             self.new_tokens = NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
     def lines(self) -> tuple[Line, ...]:

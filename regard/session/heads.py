@@ -282,10 +282,15 @@ class HeadNumbers:
     names: tuple[tuple[str, ...], ...]
     rest: tuple[str | None, ...]
 
+    @property
+    def measures(self) -> dict[str, Tensor]:
+        """What is known, by name: entropy, effective, received_max (the share) and the patterns."""
+        means = {"entropy": self.entropy, "effective": self.effective, "received_max": self.share}
+        return {name: values for name, values in means.items() if values is not None} | self.patterns
+
     def nan(self, head: int) -> bool:
         """Whether one of a head's numbers is NaN, as they are if one of its weights is."""
-        known = (self.entropy, self.effective, self.share, *self.patterns.values())
-        return any(bool(values[head].isnan()) for values in known if values is not None)
+        return any(bool(values[head].isnan()) for values in self.measures.values())
 
 
 def head_numbers(view: View, windows: int = 1, queries: Layout | None = None) -> HeadNumbers:

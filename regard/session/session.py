@@ -31,7 +31,7 @@ from regard.models.family import empty
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import family_of, load
-from regard.models.model import Model
+from regard.models.model import Model, eval_mode
 from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
@@ -42,7 +42,7 @@ from regard.session.default_models import FETCH, KOREAN, default_model, is_korea
 from regard.session.heads import HeadNumbers, Layer, Sink, head_numbers, layers_of, sinks_of
 from regard.session.protocol import LinkEffectJSON, Opening
 from regard.session.ranking import RankedLink, patch_links, rank_heads
-from regard.tasks.inputs import caption_prompt, eval_mode, expand_prompt, has_vision, question_prompt, without_special
+from regard.tasks.inputs import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 MOVED = "vector of "  # metrics of how far a vector moves begin so
@@ -83,6 +83,11 @@ class Session:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any] | None:
         return None if Session.display is None else Session.display(self)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model; its class where a capture was read from a file."""
+        return self.name if self.model is not None else self.capture.model or self.name
 
     @cached_property
     def effects(self) -> Effects:

@@ -1,15 +1,13 @@
-"""Inputs of the tasks: checks of task and arguments, texts and images in batches, image prompts, eval mode."""
+"""Inputs of the tasks: checks of arguments, texts and images in batches, image prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.image_processing import ImageBatch
@@ -27,20 +25,6 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
 """Several texts, or several pairs of them."""
-
-
-def require(model: Model, verb: str, *tasks: str) -> None:
-    """Raise ValueError for a model without one of these tasks, naming what it has and what it needs."""
-    if model.task in tasks:
-        return
-    title, there = model.family.title, [task for task in tasks if task in model.family.tasks]
-    if there:
-        needed = f"regard.load(…, task={there[0]!r}) reads a checkpoint that has that head"
-    else:
-        needed = f"{title} has no such task, it has {', '.join(model.family.tasks)}"
-    raise ValueError(
-        f"{verb} needs the task {' or '.join(map(repr, tasks))}, and this {title} has {model.task!r}: {needed}"
-    )
 
 
 def call_arguments(
@@ -70,23 +54,6 @@ def call_arguments(
         problem = f"{twice[0]} came twice" if twice else f"{missing[0]} is missing"
         raise TypeError(f"{verb} of {model.family.title} takes {' and '.join(names)}, and {problem}")
     return [places[name] if name in places else by_name[name] for name in names]
-
-
-def reads_image_prompts(model: Model) -> TypeGuard[VisionLanguageModel | FlamingoModel]:
-    """True if the model reads images among the tokens of a prompt (LLaVA, Idefics)."""
-    return model.kind in ("vision-language", "flamingo")
-
-
-def max_text_positions(model: Model) -> int | None:
-    """How many tokens a text may have: positions of the tower that reads it; None without a limit."""
-    reader = cast(Any, model)
-    if model.kind in ("text", "dual-encoder", "vision-language", "flamingo"):
-        return cast("int | None", reader.max_positions)
-    if model.kind in ("encoder-decoder", "image-question", "image-text-matching"):
-        return cast("int | None", reader.encoder.embed.max_positions)
-    if model.kind == "image-caption":
-        return cast("int | None", reader.decoder.embed.max_positions)
-    raise ValueError(f"{model.family.title} reads no texts, only images")
 
 
 def check_positive(name: str, value: object) -> None:
@@ -147,7 +114,7 @@ def score_texts(
 def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is too long or has no token."""
     encoded = model.tokenizer.encode(text, second)
-    limit = max_text_positions(model)
+    limit = model.max_text_positions
     if not encoded.ids:
         raise ValueError("the text has no token: an empty text says nothing to this model")
     if limit is not None and len(encoded.ids) > limit:
@@ -174,45 +141,6 @@ def shortened(text: str, most: int = 48) -> str:
     """A text on one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def in_eval_mode(method: Method) -> Method:
-    """Decorate a method of a module to run in eval mode."""
-
-    @wraps(method)
-    def wrapped(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with eval_mode(model):
-            return method(model, *args, **kwargs)
-
-    return cast(Method, wrapped)
-
-
-def iterate_in_eval_mode(model: nn.Module, items: Iterator[T]) -> Iterator[T]:
-    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in."""
-    while True:
-        with eval_mode(model):
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-        yield item
 
 
 ImagePromptModel: TypeAlias = "VisionLanguageModel | FlamingoModel"

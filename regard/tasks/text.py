@@ -14,14 +14,12 @@ from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
-from regard.nn.heads import first_token, label_names, last_token
+from regard.nn.blocks import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
     Texts,
     check_positive,
-    max_text_positions,
     probabilities,
-    require,
     run_model,
     score_images,
     score_texts,
@@ -89,7 +87,7 @@ class Filled(TableResult):
 
 def fill(model: Model, text: str, top: int = 5) -> Filled:
     """The `top` likeliest tokens for each mask of a text; see `Model.fill`."""
-    require(model, "fill", "fill-mask", "pretraining")
+    model.check_task("fill", "fill-mask", "pretraining")
     check_positive("top", top)
     tokenizer = model.tokenizer
     mask = tokenizer.ids_of.mask
@@ -149,7 +147,7 @@ class Window:
 
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
     """The likeliest span of at most `longest` tokens; see `Model.answer`."""
-    require(model, "answer", "question-answering")
+    model.check_task("answer", "question-answering")
     check_positive("longest", longest)
     best: Answer | None = None
     absent = 1.0
@@ -192,7 +190,7 @@ def _windows(model: Model, question: str, context: str) -> Iterator[Window]:
     first, after = places[0], places[-1] + 1
     spans = [span for span in encoded.offsets[first:after] if span is not None]
     assert len(spans) == len(places) == after - first, "a context is in one piece"
-    limit, frame = max_text_positions(model), len(encoded.ids) - len(spans)
+    limit, frame = model.max_text_positions, len(encoded.ids) - len(spans)
     room = len(spans) if limit is None else limit - frame
     if room < 1:
         raise ValueError(f"the question takes {frame} of the model's {limit} tokens: none is left for the context")
@@ -271,13 +269,13 @@ def ranking(
 
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
     """Texts with the probability of each label; see `Model.classify`."""
-    require(model, "classify", "text-classification")
+    model.check_task("classify", "text-classification")
     several: Texts = [texts] if isinstance(texts, str) else texts
 
     def logits(part: BatchEncoding) -> Tensor:
         return cast(Tensor, run_model(model, part).logits)
 
-    rows = score_texts(model, several, batch, logits, length=max_text_positions(model), truncate=truncate)
+    rows = score_texts(model, several, batch, logits, length=model.max_text_positions, truncate=truncate)
     return _labelled(model, rows, tuple(several), "text")
 
 
@@ -289,7 +287,7 @@ def classify_images(model: Model, images: Source | Several, *, batch: int = 32) 
             "checkpoint with a head for labels"
         )
     cls = ["image-classification-cls"] if "image-classification-cls" in model.family.tasks else []
-    require(model, "classify", "image-classification", *cls)
+    model.check_task("classify", "image-classification", *cls)
     names, logits = score_images(model, images, batch, lambda pixels: model(pixels).logits)  # (P, labels)
     return _labelled(model, logits, names, "image")
 
@@ -306,7 +304,7 @@ def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> 
 
 def follows(model: Model, first: str, second: str) -> float:
     """How likely the second text follows the first; see `Model.follows`."""
-    require(model, "follows", "next-sentence-prediction", "pretraining")
+    model.check_task("follows", "next-sentence-prediction", "pretraining")
     result = run_model(model, single_batch(model, first, second))
     relation = result.seq_relationship_logits
     logits = result.logits if relation is None else relation  # (1, 2): follows, does not
@@ -372,7 +370,7 @@ class Tagged(TableResult):
 
 def tag(model: Model, text: str) -> Tagged:
     """A label for each token of a text; see `Model.tag`."""
-    require(model, "tag", "token-classification")
+    model.check_task("tag", "token-classification")
     spans = model.tokenizer.encode(text).offsets
     logits = run_model(model, single_batch(model, text)).logits
     assert logits is not None
@@ -423,7 +421,7 @@ def embed(
     listed = isinstance(texts, Sequence) and not isinstance(texts, str)  # `batches` refuses anything else
     if values.get("do_lower_case") is True and listed:
         texts = [_lowered(text) for text in texts]
-    lengths = [n for n in (values.get("max_seq_length"), max_text_positions(model)) if isinstance(n, int)]
+    lengths = [n for n in (values.get("max_seq_length"), model.max_text_positions) if isinstance(n, int)]
 
     def vectors(part: BatchEncoding) -> Tensor:  # (b, d)
         if model.kind == "encoder-decoder":

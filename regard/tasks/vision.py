@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.data.images import Source, is_batch, numbered, open_image
 from regard.data.tokenizer import BatchEncoding
 from regard.generation.config import GenerationConfig
-from regard.generation.text import (
+from regard.generation.loop import (
     GenerationOutput,
     PromptBatch,
     StepCounter,
@@ -27,19 +27,16 @@ from regard.nn.vision import PatchGrid, VisionTower
 from regard.nn.windows import WindowTower
 from regard.tasks.inputs import (
     ImageGroup,
+    ImagePromptModel,
     Several,
     as_list,
     batches,
     caption_prompt,
     check_positive,
     image_batches,
-    iterate_in_eval_mode,
-    max_text_positions,
     probabilities,
     question_prompt,
     read_headers,
-    reads_image_prompts,
-    require,
     score_images,
     score_texts,
     shortened,
@@ -76,14 +73,14 @@ def caption_parts(
     if not isinstance(prompt, str | None):
         raise TypeError(f"prompt must be a str, how every caption begins, got {type(prompt).__name__}: {prompt!r:.60}")
     sources = as_list(images)
-    if reads_image_prompts(model):
-        require(model, "caption", "image-text-to-text")
-        prompt = caption_prompt(model, prompt)
+    if model.reads_image_prompts:
+        model.check_task("caption", "image-text-to-text")
+        prompt = caption_prompt(cast(ImagePromptModel, model), prompt)
     else:
-        require(model, "caption", "image-to-text")
+        model.check_task("caption", "image-to-text")
     prompts = [prompt or ""] * len(sources)
     outputs = _outputs(model, sources, prompts, config, batch, StepCounter(on_token), "image")
-    return iterate_in_eval_mode(model, outputs)
+    return model.iterate_in_eval_mode(outputs)
 
 
 def answer_about(
@@ -105,17 +102,17 @@ def answer_parts(
 ) -> Iterator[list[GenerationOutput]]:
     """The answers in their order, some at a time, each as soon as it is complete. Raises as `Model.answer`."""
     sources, questions = _pairs(images, question)
-    if reads_image_prompts(model):
-        require(model, "answer", "image-text-to-text")
+    if model.reads_image_prompts:
+        model.check_task("answer", "image-text-to-text")
         prompts = []
         for number, one in enumerate(questions):
             with numbered(number, len(questions), "question"):
-                prompts.append(question_prompt(model, one))
+                prompts.append(question_prompt(cast(ImagePromptModel, model), one))
         questions = prompts
     else:
-        require(model, "answer", "visual-question-answering")
+        model.check_task("answer", "visual-question-answering")
     outputs = _outputs(model, sources, questions, config, batch, StepCounter(on_token), "question")
-    return iterate_in_eval_mode(model, outputs)
+    return model.iterate_in_eval_mode(outputs)
 
 
 def _pairs(images: Source | Several, question: str | Sequence[str]) -> tuple[list[Source], list[str]]:
@@ -181,10 +178,10 @@ def _check_prompts(
         if (text, size) in checked:
             continue
         with numbered(number, len(prompts), part):
-            if reads_image_prompts(model):
+            if model.reads_image_prompts:
                 pixels = torch.empty(1, 3, *size, device="meta")  # a shape, and no memory
                 ids, _ = read_prompts(model, [text], config, [pixels])
-                config.token_limit(ids.shape[1], max_text_positions(model))
+                config.token_limit(ids.shape[1], model.max_text_positions)
             elif model.kind == "image-question":
                 _check_length(model, len(model.tokenizer.encode(text).ids))
         checked.add((text, size))
@@ -192,7 +189,7 @@ def _check_prompts(
 
 def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Tensor) -> PromptBatch:
     """pixels: (B, 3, H, W), an image for each text."""
-    if reads_image_prompts(model):
+    if model.reads_image_prompts:
         return begin_prompts(model, texts, config, list(pixels.unsqueeze(1)))
     reader = cast("Answerer | Captioner", model)
     ids, mask, context = torch.full((len(texts), 1), reader.start, device=model.device), None, None
@@ -214,7 +211,7 @@ def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Ten
 
 
 def _check_length(model: Model, count: int) -> None:
-    limit = max_text_positions(model)
+    limit = model.max_text_positions
     if limit is not None and count > limit:
         raise ValueError(f"the text has {count} tokens, and the model has {limit} positions: shorten it")
 
@@ -381,7 +378,7 @@ def match(
         names, values = score_images(model, images, batch, lambda pixels: dual.encode_image(pixels).to(wide) @ words.T)
         return Matched(names, tuple(several), values.cpu(), "cosine")
     matcher = cast("Matcher", model)
-    encoded = list(batches(model, several, batch, length=max_text_positions(model), truncate=truncate))
+    encoded = list(batches(model, several, batch, length=model.max_text_positions, truncate=truncate))
 
     def scores(pixels: Tensor) -> Tensor:  # (B, T): how likely each text belongs to each image
         rows = []
@@ -433,7 +430,7 @@ def _check_strings(texts: Sequence[str], name: str) -> None:
 
 def _text_vectors(model: DualEncoder, texts: Sequence[str], batch: int, truncate: bool) -> Tensor:
     """Vectors (T, e) of length 1."""
-    length = max_text_positions(model)
+    length = model.max_text_positions
 
     def vectors(part: BatchEncoding) -> Tensor:
         return model.encode_text(part.input_ids, part.attention_mask)

@@ -63,7 +63,8 @@ class Checkpoints:
             # Later ones are left from before a resume: damaged, or they would have been resumed from.
             for old in sorted(other for other in self.steps() if other <= step)[: -self.keep]:
                 shutil.rmtree(self.directory / f"step-{old:08d}", ignore_errors=True)
-        _barrier()
+        if dist.is_initialized():
+            dist.barrier()
 
     def load(self, state: dict[str, Any]) -> int:
         """Read the newest intact checkpoint into `state`, in place: the step it was written after, 0 if there is none.
@@ -126,8 +127,3 @@ def _broadcast(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()

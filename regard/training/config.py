@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from regard.checks import check_int
 
 __all__ = ["Schedule", "TrainConfig"]
 
 Schedule = Literal["cosine", "linear", "inverse-sqrt", "constant"]
-SCHEDULES = ("cosine", "linear", "inverse-sqrt", "constant")
-PRECISIONS = ("fp32", "bf16")
+Precision = Literal["fp32", "bf16"]
 
 BOOKKEEPING = (
     "save_every", "eval_every", "log_every", "keep", "compile", "recompute", "num_workers", "monitor_every",
@@ -70,7 +69,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     clip: float = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     ema: float | None = None
     seed: int = 0
     eval_every: int = 0
@@ -101,9 +100,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}")
-        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+        for name, known in (("schedule", Schedule), ("precision", Precision)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(known))}; got {getattr(self, name)!r}")
         if self.compile not in (False, True, "reduce-overhead"):
             raise ValueError(f"compile must be True, False or 'reduce-overhead', got {self.compile!r}")
         if self.batch_size % self.accumulate:

@@ -1,9 +1,10 @@
-"""Training data: a stream of tokens cut into blocks, and a tokenizer of bytes."""
+"""Training texts: documents and sentences, one stream of tokens cut into blocks, and how long a row may be."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,24 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer
+from regard.models.model import Model
 
-__all__ = ["TokenBlocks", "byte_tokenizer", "encode_stream"]
+__all__ = ["TokenBlocks", "row_length", "split_documents", "split_sentences", "token_stream"]
 
 
 class TokenBlocks(Sequence[Tensor]):
-    """TokenBlocks of `length` tokens of a stream, one every `stride` tokens.
+    """Blocks of `length` tokens of a stream: one from each token on in training, else side by side.
 
-    >>> TokenBlocks(torch.arange(10), length=4, stride=3)[1]
-    tensor([3, 4, 5, 6])
+    >>> TokenBlocks(torch.arange(10), length=4, training=False)[1]
+    tensor([4, 5, 6, 7])
 
     Raises ValueError for a stream shorter than one block.
     """
 
-    def __init__(self, tokens: Tensor, length: int, stride: int) -> None:
+    def __init__(self, tokens: Tensor, length: int, *, training: bool) -> None:
         if len(tokens) < length:
             raise ValueError(f"the data has {len(tokens)} tokens, fewer than one block of {length}: shorten the length")
-        self.tokens, self.length, self.stride = tokens, length, stride
+        self.tokens, self.length, self.stride = tokens, length, 1 if training else length
 
     def __len__(self) -> int:
         return (len(self.tokens) - self.length) // self.stride + 1
@@ -39,33 +41,28 @@ class TokenBlocks(Sequence[Tensor]):
         return self.tokens[start : start + self.length].long()
 
 
-def encode_stream(tokenizer: Tokenizer, documents: Sequence[str]) -> Tensor:
+def token_stream(tokenizer: Tokenizer, documents: Sequence[str]) -> Tensor:
     """All documents as one stream of token ids, each ended by the tokenizer's end token where it has one."""
-    end = tokenizer.ids_of.eos
-    rows = [
-        np.asarray(tokenizer.encode(text, special=False).ids + ([] if end is None else [end])) for text in documents
-    ]
+    end = [] if tokenizer.ids_of.eos is None else [tokenizer.ids_of.eos]
+    rows = [np.asarray(tokenizer.encode(text, special=False).ids + end) for text in documents]
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
 
-def byte_tokenizer() -> Tokenizer:
-    """A tokenizer whose ids are the bytes of the text in UTF-8, for models without one.
+def split_documents(texts: list[str]) -> list[str]:
+    """The documents: the texts themselves, or of a single one the parts between its blank lines."""
+    return texts if len(texts) > 1 else [part for part in re.split(r"\n\s*\n", texts[0]) if part.strip()]
 
-    >>> byte_tokenizer().encode("가!").ids
-    [234, 176, 128, 33]
-    """
-    from tempfile import TemporaryDirectory
 
-    from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
+def split_sentences(text: str) -> list[str]:
+    """The sentences and lines of a text that are not blank."""
+    return [part for part in re.split(r"(?<=[.!?。])\s+|\n+", text) if part.strip()]
 
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes the others as 256, 257, …
-    others = iter(range(256, 512))
-    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-    rust = RustTokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    rust.decoder = decoders.ByteLevel()
-    with TemporaryDirectory() as folder:
-        rust.save(str(Path(folder, "tokenizer.json")))
-        Path(folder, "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', "utf-8")
-        return Tokenizer.open(folder)
+
+def row_length(model: Model, length: int | None, *, least: int, usual: int | None = None) -> int:
+    """Tokens of a row: `length`, or else the model's positions, at most `usual`. Raises ValueError beyond them."""
+    limit: int | None = getattr(model, "max_positions", None)
+    if length is None:
+        length = min(limit or 1024, usual or sys.maxsize)
+    if length < least or (limit is not None and length > limit):
+        raise ValueError(f"length must be {least} to {limit}, the model's positions; got {length}")
+    return length

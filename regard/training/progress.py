@@ -33,8 +33,12 @@ class Progress:
         if not self.show or (not self.terminal and step < self.steps and now - self.printed < QUIET_SECONDS):
             return
         self.printed = now
-        left = (now - self.began) / max(step - self.start, 1) * (self.steps - step)
-        text = f"step {step}/{self.steps}  loss {loss:.4f}  lr {rate:.2e}  {_short(speed)} tok/s  {_clock(left)} left"
+        left = int((now - self.began) / max(step - self.start, 1) * (self.steps - step))
+        hours, minutes = divmod(left // 60, 60)
+        clock = f"{hours}:{minutes:02d}:{left % 60:02d}" if hours else f"{minutes}:{left % 60:02d}"
+        thousands = f"{speed / 1e6:.1f}M" if speed >= 1e6 else f"{speed / 1e3:.1f}k"
+        tokens = thousands if speed >= 1e3 else f"{speed:.0f}"
+        text = f"step {step}/{self.steps}  loss {loss:.4f}  lr {rate:.2e}  {tokens} tok/s  {clock} left"
         if self.terminal:
             width = 20
             done = width * step // self.steps
@@ -52,13 +56,3 @@ class Progress:
         """End the bar's line."""
         if self.terminal:
             print(file=sys.stderr)
-
-
-def _short(number: float) -> str:
-    return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.1f}k" if number >= 1e3 else f"{number:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

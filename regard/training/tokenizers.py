@@ -1,14 +1,17 @@
-"""A byte-pair-encoding tokenizer, trained on the texts that a model is trained on."""
+"""Tokenizers that are made for training: byte-pair encoding trained on the texts, and plain bytes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer_pipeline import byte_letters
 
-__all__ = ["train_bpe"]
+__all__ = ["byte_tokenizer", "train_bpe"]
 
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
@@ -31,8 +34,6 @@ def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False, senti
     Raises:
         ValueError: if `size` leaves no room for a merge.
     """
-    import json
-
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -49,8 +50,28 @@ def train_bpe(texts: Iterable[str], size: int, *, lowercase: bool = False, senti
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     rust.train_from_iterator(texts, trainer)
+    return _opened(rust, SPECIAL)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer whose ids are the bytes of the text in UTF-8, for models without one.
+
+    >>> byte_tokenizer().encode("가!").ids
+    [234, 176, 128, 33]
+    """
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    rust = RustTokenizer(models.BPE(vocab=byte_letters(), merges=[]))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rust.decoder = decoders.ByteLevel()
+    return _opened(rust, {})
+
+
+def _opened(rust: Any, special: dict[str, str]) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library as one of regard, by way of its files."""
     with TemporaryDirectory() as folder:
         rust.save(str(Path(folder, "tokenizer.json")))
-        values = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
+        values = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
         Path(folder, "tokenizer_config.json").write_text(json.dumps(values), "utf-8")
         return Tokenizer.open(folder)

@@ -20,7 +20,7 @@ import numpy as np
 
 from regard.locale import Lang, catalogue, check_lang, translate
 from regard.viz import colors
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
+from regard.viz.colors import LIGHT, Array, Key, Scale, Style, rgb
 from regard.viz.sheet import (
     CAPTION,
     MARGIN,
@@ -32,8 +32,8 @@ from regard.viz.sheet import (
     drawable,
     panel_inches,
     read_numbers,
+    read_style,
     read_tokens,
-    register_fonts,
     sign_size,
     ticks_of,
 )
@@ -102,8 +102,8 @@ def atlas(
         TypeError: for arguments of a wrong kind.
         ValueError: for arguments of a wrong size.
     """
-    register_fonts()
-    theme = DARK if dark else LIGHT
+    style = read_style(title, dark, lang)
+    theme = style.theme
     grid = _read(values, layers, heads, labels, measure, lang)
     values, there, unit = grid.values, grid.there, grid.unit
     scale = grid.scale(theme.signed, theme.weight)
@@ -114,21 +114,21 @@ def atlas(
     keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
     if not there.all():
         known = there.any(1).all()
-        absent = translate("no such head", lang) if known else translate("no such head, or not known", lang)
+        absent = style.say("no such head") if known else style.say("no such head, or not known")
         keys.append((rgb(theme.paper), absent))
     kinds = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
     if broken := [name for name, cells in kinds.items() if cells.any()]:
-        keys.append((rgb(theme.alarm), translate(" or ".join(broken), lang)))
+        keys.append((rgb(theme.alarm), style.say(" or ".join(broken))))
     rows = None
     if grid.names is not None:
         short = [drawable(name) for name in short_names(grid.names)]
         rows = tuple(clip(name, 28) for name in short)
         if short[0] != drawable(grid.names[0]):
             path = clip(drawable(grid.names[0]), 60)
-            keys.append((translate("{short} is {path}", lang, short=short[0], path=path),))
+            keys.append((style.say("{short} is {path}", short=short[0], path=path),))
     # 2. The squares: colours, and numbers or labels in them.
     if grid.words is not None:
-        signs, meanings = _labelled(grid.words, inches, lang)
+        signs, meanings = _labelled(grid.words, inches, style)
         keys += meanings
     else:
         signs = cell_signs(values, scale, inches, None)
@@ -139,10 +139,10 @@ def atlas(
     # 3. The page around them.
     side = ticks_of(rows, values.shape[0], high, side_by_side=False)
     top = ticks_of(None, values.shape[1], wide, side_by_side=True)
-    captions = translate("head →", lang), translate("layer ↓", lang)
+    captions = style.say("head →"), style.say("layer ↓")
     left = max(side.depth, *(width(caption, CAPTION) for caption in captions)) + 0.1
     depth = max(0.32, top.depth)  # at least the two captions in the corner
-    sheet = Sheet((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
+    sheet = Sheet((depth + 0.1 + high, left + wide + top.over), keys, style)
     x, y = MARGIN + left, sheet.top + depth + 0.1
     sheet.captions(x - 0.08, y - 0.27, captions)
     sheet.labels(x, y, side, side_by_side=False)
@@ -236,7 +236,8 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     if len(set(names)) < 2:
         return list(names)
-    paths = [name.split(".") for name in names]
+    calls = all(", call " in name for name in names)  # of one module that runs several times
+    paths = [(name.replace(", call ", ".") if calls else name).split(".") for name in names]
     spare = min(map(len, paths)) - 1  # at least one part of every path stays
     head = _shared(paths, spare)
     tail = _shared([path[::-1] for path in paths], spare - head)
@@ -252,7 +253,7 @@ def _shared(paths: list[list[str]], most: int) -> int:
     return next((n for n in range(most) if len({path[n] for path in paths}) > 1), most)
 
 
-def _labelled(words: Array, inches: Pair, lang: Lang) -> tuple[Array | None, list[Key]]:
+def _labelled(words: Array, inches: Pair, style: Style) -> tuple[Array | None, list[Key]]:
     """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
     drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
     labels = sorted(set(drawn.flat) - {""})
@@ -268,7 +269,7 @@ def _labelled(words: Array, inches: Pair, lang: Lang) -> tuple[Array | None, lis
     if sign_size(set(begins.values()), drawn.shape, inches) >= 4:
         signs = np.array([[begins[word] for word in row] for row in drawn], dtype=object)
         return signs, [(f"{begins[word]} = {word}",) for word in labels if begins[word] != word]
-    return None, [(translate("the labels do not fit into squares so small", lang),)]
+    return None, [(style.say("the labels do not fit into squares so small"),)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- HTML

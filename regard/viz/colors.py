@@ -15,7 +15,7 @@ from regard.locale import Lang, translate
 Array = NDArray[Any]
 Key = tuple[str | Array, ...]  # an entry of the legend: words, and colours (K, 3) as a swatch or a ramp
 
-HIDDEN_SIGNS = ("·", "−∞")
+FAINT_SIGNS = ("·", "−∞", "<.01")  # of hidden cells, and of weights that hardly count
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Theme:
     weight: tuple[str, ...]  # smallest to largest
     signed: tuple[str, ...]  # most negative, zero in the middle, most positive
     heat: tuple[str, ...]  # of maps of weights: 0 is the paper
-    query: str  # what marks a query, as on the page
+    query: str  # what marks a query, and what a key, as on the page
+    key: str
 
 
 # Equal steps of OKLab lightness. Orange against blue, never red against green, for colour-blind readers.
@@ -39,15 +40,28 @@ LIGHT = Theme(
     ("#c6f2f1", "#9adae1", "#6ec1d4", "#46a6cc", "#2388c3", "#246bae", "#274d98", "#213674", "#182052"),
     ("#824121", "#ab6230", "#d5863e", "#deba91", "#e8e8e8", "#a1c1e2", "#5c98d5", "#376db3", "#194292"),
     ("#ffffff", "#bbeced", "#8ad1dc", "#5bb4d0", "#3395c7", "#2474b5", "#27539c", "#223877", "#182052"),
-    "#b8430a",
+    *("#b8430a", "#b0186b"),
 )
 DARK = Theme(
     *("#14171c", "#e8ebf0", "#949dab", "#454d59", "#ff5c93"),
     ("#293363", "#324886", "#365eaa", "#357abf", "#3696d2", "#49b3d9", "#6ccedf", "#9ce5e4", "#cbfaf0"),
     ("#e7b369", "#c78c49", "#a6662b", "#6f4f34", "#38383a", "#425979", "#437eb9", "#60a6da", "#81cffc"),
     ("#14171c", "#222a4c", "#2f417a", "#365ba5", "#357dc1", "#3ca0d4", "#5dc2dc", "#91e0e3", "#cbfaf0"),
-    "#ffab5e",
+    *("#ffab5e", "#ff8ac2"),
 )
+
+
+@dataclass(frozen=True)
+class Style:
+    """What every figure is drawn with: its title, its colours, and the language of its own words."""
+
+    title: str
+    theme: Theme
+    lang: Lang
+
+    def say(self, text: str, **values: object) -> str:
+        """A text in the figure's language."""
+        return translate(text, self.lang, **values)
 
 
 @dataclass(frozen=True)
@@ -99,13 +113,13 @@ def readable_on(cell: Array) -> str:
     return "#000000" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "#ffffff"
 
 
-def legend(scales: list[Scale], maps: list[Array], theme: Theme, lang: Lang = "en") -> list[Key]:
+def legend(scales: list[Scale], maps: list[Array], style: Style) -> list[Key]:
     """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C)."""
     keys, hidden = [scale.key() for scale in scales], scales[0].hidden
-    if scales[0].ramp[0] != theme.paper and any((values == hidden).any() for values in maps):
-        keys.append((rgb(theme.paper), translate("exactly 0", lang) if hidden == 0 else translate("hidden", lang)))
+    if scales[0].ramp[0] != style.theme.paper and any((values == hidden).any() for values in maps):
+        keys.append((rgb(style.theme.paper), style.say("exactly 0") if hidden == 0 else style.say("hidden")))
     if any((np.isnan(values) | (values == inf)).any() for values in maps):
-        keys.append((rgb(theme.alarm), translate("NaN or infinite", lang)))
+        keys.append((rgb(style.theme.alarm), style.say("NaN or infinite")))
     return keys
 
 

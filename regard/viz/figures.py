@@ -22,12 +22,12 @@ import numpy as np
 from torch import Tensor
 
 from regard.files import atomic_file
-from regard.locale import Lang, check_lang, translate
+from regard.locale import Lang
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import Quantity, atlas, atlas_html
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
-from regard.viz.map import map_with_marginals
+from regard.viz.colors import Array, Key, Scale, Theme, legend, rgb
+from regard.viz.map import Axis, map_with_marginals
 from regard.viz.overlay import overlay
 from regard.viz.sheet import (
     DPI,
@@ -40,6 +40,7 @@ from regard.viz.sheet import (
     font,
     grid_columns,
     panel_inches,
+    read_style,
     read_tokens,
     register_fonts,
     room_for,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Axis",
     "Curves",
     "Quantity",
     "atlas",
@@ -114,8 +116,7 @@ def heatmap(
         TypeError: for weights or labels of a wrong kind.
         ValueError: for wrong sizes, or values=True where the numbers would be too small to read.
     """
-    register_fonts()
-    check_lang(lang)
+    style = read_style(title, dark, lang)
     if not isinstance(weights, np.ndarray | Tensor):
         raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
     if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
@@ -137,27 +138,26 @@ def heatmap(
         head = pick(weights[h] if weights.ndim == 3 else weights, 0, 0).astype(float)
         padded = np.pad(head, ((0, -nq % tile[0]), (0, -nk % tile[1])), constant_values=-inf)
         maps.append(padded.reshape(-1, tile[0], padded.shape[1] // tile[1], tile[1]).max((1, 3)))
-    theme = DARK if dark else LIGHT
-    scale = Scale(translate("weight", lang), theme.heat, 0.0, max(map(_largest, maps)), hidden=0.0)
+    theme = style.theme
+    scale = Scale(style.say("weight"), theme.heat, 0.0, max(map(_largest, maps)), hidden=0.0)
     if signed:
         most = max(_largest(abs(cells)) for cells in maps)
-        scale = Scale(translate("score", lang), theme.signed, -most, most, hidden=-inf)
+        scale = Scale(style.say("score"), theme.signed, -most, most, hidden=-inf)
     panels = []
     for h, cells in enumerate(maps):
         signs = cell_signs(cells, scale, inches, values)
-        name = translate("head {head}", lang, head=h) if weights.ndim == 3 else ""
+        name = style.say("head {head}", head=h) if weights.ndim == 3 else ""
         panels.append(Panel(scale.paint(cells, theme), (nq, nk), inches, rows, cols, tile, signs, name))
-    keys = legend([scale], maps, theme, lang)
+    keys = legend([scale], maps, style)
     if max(tile) > 1:
         note = f"a cell shows the largest of {{rows}} × {{columns}} {'scores' if signed else 'weights'}"
-        keys.append((translate(note, lang, rows=tile[0], columns=tile[1]),))
-    return compose(panels, columns, title or "", keys, theme, lang)
+        keys.append((style.say(note, rows=tile[0], columns=tile[1]),))
+    return compose(panels, columns, keys, style)
 
 
 def mask(
     mask: Mask,
-    nq: int,
-    nk: int | None = None,
+    size: int | tuple[int, int],
     *,
     labels: Sequence[str] | None = None,
     batch: int = 0,
@@ -176,8 +176,7 @@ def mask(
 
     Args:
         mask: a value of regard.masks.
-        nq: number of queries.
-        nk: number of keys; default nq.
+        size: number of queries and of keys; one number for both.
         labels: one per query; for the keys too, if there are as many.
         batch: which batch row to draw, if they differ.
         head: which head to draw, if they differ.
@@ -190,34 +189,40 @@ def mask(
         ValueError: for sizes or labels that do not fit.
         IndexError: for a batch row or head out of range.
     """
-    register_fonts()
-    check_lang(lang)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a regard.masks value, got {type(mask).__name__}; for booleans use masks.dense")
-    nk = nq if nk is None else nk
+    style = read_style(repr(mask) if title is None else title, dark, lang)
+    nq, nk = size if isinstance(size, tuple) else (size, size)
     _check_size("mask", nq, nk, 2**20, "draw fewer")
     rows, cols = _both_labels(labels, None, nq, nk)
-    theme = DARK if dark else LIGHT
     if max(nq, nk) <= 96:
-        tile, names = 1, {FULL: translate("may look", lang), EMPTY: translate("hidden", lang)}
+        tile, names = 1, {FULL: style.say("may look"), EMPTY: style.say("hidden")}
         kinds = mask.dense(nq, nk).reshape(*mask.leading, nq, nk) * FULL
     else:
         tile = 1 << (ceil(max(nq, nk) / 64) - 1).bit_length()  # at most 64 tiles across
         names = {
-            FULL: translate("full: all may look", lang),
-            PARTIAL: translate("partial", lang),
-            EMPTY: translate("empty: hidden", lang),
+            FULL: style.say("full: all may look"),
+            PARTIAL: style.say("partial"),
+            EMPTY: style.say("empty: hidden"),
         }
         kinds = mask.tiles(nq, nk, tile)
-    colours = {EMPTY: theme.paper, PARTIAL: theme.weight[2], FULL: theme.weight[6]}
+    colours = {EMPTY: style.theme.paper, PARTIAL: style.theme.weight[2], FULL: style.theme.weight[6]}
     cells = rgb(*(colours[kind] for kind in (EMPTY, PARTIAL, FULL)))[pick(kinds, batch, head).astype(int)]
     panel = Panel(cells, (nq, nk), panel_inches((nq, nk), 1, 1, 6.4), rows, cols, (tile, tile))
     keys: list[Key] = [(rgb(colours[kind]), name) for kind, name in names.items()]
-    keys += [(translate("a tile is {tile} × {tile} positions", lang, tile=tile),)] if tile > 1 else []
-    return compose([panel], 1, repr(mask) if title is None else title, keys, theme, lang)
+    keys += [(style.say("a tile is {tile} × {tile} positions", tile=tile),)] if tile > 1 else []
+    return compose([panel], 1, keys, style)
 
 
-def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, lang: Lang = "en") -> Figure:
+def steps(
+    steps: Steps,
+    *,
+    batch: int = 0,
+    head: int = 0,
+    title: str | None = None,
+    dark: bool = False,
+    lang: Lang = "en",
+) -> Figure:
     """The stages of one head side by side, from scores to output; a cap, bias or mask only where it changed something.
 
     >>> import numpy as np
@@ -232,6 +237,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, la
         steps: from regard.steps; at most 256 queries, keys and features.
         batch: which batch row to draw.
         head: which head to draw.
+        title: above the figure.
         dark: for dark paper.
         lang: of the figure's own words, "en" or "ko".
 
@@ -239,21 +245,20 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, la
         ValueError: for more positions than can be seen.
         IndexError: for a batch row or head out of range.
     """
-    register_fonts()
-    check_lang(lang)
+    style = read_style(title, dark, lang)
+    theme = style.theme
     (nq, nk), features = steps.scores.shape[-2:], steps.output.shape[-1]
     _check_size("steps", max(nq, features), nk, 256, "draw the weights alone with heatmap")
     stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in STEP_NAMES}  # (Nq, Nk), (Nq, Dv)
     rows, cols = _both_labels(steps.labels, steps.key_labels, nq, nk)
-    theme = DARK if dark else LIGHT
     scored = ["scores", "scaled"]  # and the stages that changed something
     for earlier, name in (("scaled", "capped"), ("capped", "biased"), ("biased", "masked")):
         if not np.array_equal(stage[earlier], stage[name], equal_nan=True):
             scored.append(name)
     score, output = max(_largest(abs(stage[name])) for name in scored), _largest(abs(stage["output"]))
-    scales = dict.fromkeys(scored, Scale(translate("score", lang), theme.signed, -score, score, hidden=-inf)) | {
-        "weights": Scale(translate("weight", lang), theme.heat, 0.0, _largest(stage["weights"]), hidden=0.0),
-        "output": Scale(translate("output", lang), theme.signed, -output, output, hidden=nan),
+    scales = dict.fromkeys(scored, Scale(style.say("score"), theme.signed, -score, score, hidden=-inf)) | {
+        "weights": Scale(style.say("weight"), theme.heat, 0.0, _largest(stage["weights"]), hidden=0.0),
+        "output": Scale(style.say("output"), theme.signed, -output, output, hidden=nan),
     }
     inches = panel_inches((nq, nk), len(scales), 1, 9.6)
     panels, before = [], ""
@@ -261,21 +266,21 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False, la
         size, names, across = inches, cols, ""
         if name == "output":
             size, names = (inches[0], min(features * inches[1] / nk, room_for(len(scales)))), None
-            across = translate("feature →", lang)
+            across = style.say("feature →")
         # The formula speaks of the stage drawn before, also where one that was given, and not drawn, changed nothing.
         formula = (
             steps.formulas[name].replace(STEP_NAMES[STEP_NAMES.index(name) - 1], before)
             if before
             else steps.formulas[name]
         )
-        called = name if lang == "en" else f"{translate(name, lang)} {name}"
+        called = name if lang == "en" else f"{style.say(name)} {name}"
         words = (called, clip(drawable(formula), 36), across)
         signs = cell_signs(stage[name], scale, size, None)
         shape = (nq, stage[name].shape[1])
         panels.append(Panel(scale.paint(stage[name], theme), shape, size, rows, names, (1, 1), signs, *words))
         before = name
-    keys = legend(list(dict.fromkeys(scales.values())), [stage[name] for name in scales], theme, lang)
-    return compose(panels, len(panels), "", keys, theme, lang)
+    keys = legend(list(dict.fromkeys(scales.values())), [stage[name] for name in scales], style)
+    return compose(panels, len(panels), keys, style)
 
 
 def save(figure: Figure, path: str | Path) -> Path:
@@ -389,10 +394,9 @@ def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: st
         for name, values in panel.lines.items():
             if len(values) != len(lengths):
                 raise ValueError(f"line {name!r} has {len(values)} values, but there are {len(lengths)} lengths")
-    register_fonts()
+    theme = read_style(title, dark, "en").theme
     from matplotlib.figure import Figure
 
-    theme = DARK if dark else LIGHT
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
     figure = Figure(figsize=(4.6 * columns, 3.7 * rows), dpi=150, facecolor=theme.paper, layout="constrained")
     for place, panel in enumerate(panels):

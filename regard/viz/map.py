@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from regard.locale import Lang, check_lang, translate
+from regard.locale import Lang
 from regard.masks.rules import numbers
 from regard.masks.tiles import cell_edges
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
+from regard.viz.colors import Array, Key, Scale, Style, Theme, legend, rgb
 from regard.viz.sheet import (
     AT,
     CAPTION,
@@ -28,8 +28,8 @@ from regard.viz.sheet import (
     measure,
     panel_inches,
     read_numbers,
+    read_style,
     read_tokens,
-    register_fonts,
     ruler,
     sign_size,
     ticks_of,
@@ -49,17 +49,33 @@ Colouring = Literal["linear", "log", "rank"]
 """How weights become colours: by their size, by its logarithm, or by their rank among the cells."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Axis:
+    """The queries or the keys of a map: their positions and tokens, a number of each, and the one that is marked.
+
+    Args:
+        positions: that the cells cover: how many, for cells of equal size from position 0; a `range`, for a part; or
+            the edges of the cells, one more than there are cells. Default: as many as tokens.
+        tokens: one per position; written if a cell is one token and there are at most 96.
+        marginal: one number per position or per cell, drawn as bars beside the map: the entropy of each query in nats,
+            or the mass that each key receives.
+        marked: a position whose row, or column, is outlined.
+    """
+
+    positions: int | range | Sequence[int] | None = None
+    tokens: Sequence[str] | None = None
+    marginal: Any = None
+    marked: int | None = None
+
+
+BARE = Axis()
+
+
 def map_with_marginals(
     cells: Any,
+    queries: Axis = BARE,
+    keys: Axis = BARE,
     *,
-    received: Any = None,
-    entropy: Any = None,
-    query: int | None = None,
-    rows: int | Sequence[int] | None = None,
-    columns: int | Sequence[int] | None = None,
-    tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
-    exact: bool = False,
     sink: bool = True,
     scale: Colouring = "linear",
     title: str | None = None,
@@ -68,22 +84,15 @@ def map_with_marginals(
 ) -> Figure:
     """One head's weights as a map, with the mass each key receives above it and each query's entropy beside it.
 
-    >>> figure = map_with_marginals(np.eye(3), received=np.ones(3), tokens=["나는", "cat", "sat"], exact=True)
+    >>> words = Axis(tokens=["나는", "cat", "sat"], marked=2)
+    >>> figure = map_with_marginals(np.eye(3), words, Axis(marginal=np.ones(3)))
     >>> [text.get_text() for text in figure.texts if text.get_text() in ("나는", "received")]
     ['received', '나는', '나는']
 
     Args:
         cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 a side. Exactly 0 is bare paper, NaN red.
-        received: (Nk,) or (C,), drawn above.
-        entropy: (Nq,) or (R,) in nats, drawn at the right.
-        query: position of a query whose row is marked.
-        rows: the positions that the rows of cells cover: how many, for cells of equal size from position 0; a `range`,
-            for a part; or the R + 1 edges of the cells. Default: the cells are numbered.
-        columns: the same for the columns.
-        tokens: one per query; written if a cell is one token and there are at most 96. They serve the keys too, if
-            these are the same positions.
-        key_tokens: one per key.
-        exact: a cell is one weight, rather than pooled; implied if there are as many positions as cells.
+        queries: of the rows; without positions and tokens the cells are numbered.
+        keys: of the columns; default the positions and tokens of the queries, if there are as many cells.
         sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A
             key that takes most of the weight otherwise leaves all others pale.
         scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
@@ -93,12 +102,11 @@ def map_with_marginals(
 
     Raises:
         TypeError: for arguments of a wrong kind.
-        ValueError: for wrong sizes, negative weights, a query outside the rows, exact=True if a cell covers several
-            tokens, and sink=False if key 0 is missing or alone.
+        ValueError: for wrong sizes, negative weights, a marked position outside the cells, and sink=False if key 0 is
+            missing or alone.
     """
     # 1. The arguments, the colours and the legend.
-    register_fonts()
-    check_lang(lang)
+    style = read_style(title, dark, lang)
     if scale not in get_args(Colouring):
         raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
     cells = read_numbers("cells", cells, "(R, C)")
@@ -106,48 +114,44 @@ def map_with_marginals(
         raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {cells.shape}; pool them, as View.map does")
     if (cells < 0).any():
         raise ValueError(f"cells must not be negative, got {np.nanmin(cells):.3g}; they are attention weights")
-    down, across = _read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
-    if query is not None and not 0 <= query - down.first < down.count:
-        raise ValueError(f"query {query} is not among the rows, {down.first} to {down.first + down.count - 1}")
+    down, across = _read_sides(cells.shape, queries, keys)
     if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
-    theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
-    strips = _read_strip("received", received, across, hidden), _read_strip("entropy", entropy, down)
+    hidden = 0 if sink else 1
+    strips = _read_strip("received", keys.marginal, across, hidden), _read_strip("entropy", queries.marginal, down)
     single = down.single and across.single
-    name = translate("weight", lang) if single else translate("weight per cell", lang)
-    painted, keys = _painted(cells, scale, hidden, name, theme, lang)
-    keys += _notes(down, across, hidden, strips, lang)
+    name = style.say("weight") if single else style.say("weight per cell")
+    painted, entries = _painted(cells, scale, hidden, name, style)
+    entries += _notes(down, across, hidden, strips, style)
 
     # 2. The page: room for the strips and for the words around them.
     high, wide = inches = panel_inches((down.count, across.count), 1, 1, 6.4)
     side, top = down.ticks(high, side_by_side=False), across.ticks(wide, side_by_side=True)
     above, beside = (STRIP + GAP if strip else 0.0 for strip in strips)
-    above_words, beside_words = (("", "") if strip is None else strip.captions(lang) for strip in strips)
-    captions = translate(AT, lang), translate(FROM, lang)
+    above_words, beside_words = (("", "") if strip is None else strip.captions(style) for strip in strips)
+    captions = style.say(AT), style.say(FROM)
     left = max(side.depth, *(measure(word, CAPTION) for word in (*captions, *above_words))) + 0.12
     right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in beside_words))
     depth = max(0.38, top.depth)  # at least the two captions in the corner
     below = 0.3 if beside and not above else 0.0
-    sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), title, keys, theme)
+    sheet = Sheet((depth + 0.1 + above + high + below, left + wide + right), entries, style)
     x, y = MARGIN + left, sheet.top + depth + 0.1 + above
 
     # 3. The map, and the weights in its cells where they are exact and few.
     axes = sheet.canvas(x, y, inches)
     gap = min(1.2, 2.9 * min(high / cells.shape[0], wide / cells.shape[1]))  # points: 4% of a cell
     if cells.size <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
-        axes.pcolormesh(across.edges, down.edges, painted, edgecolors=theme.paper, linewidth=gap)
+        axes.pcolormesh(across.edges, down.edges, painted, edgecolors=style.theme.paper, linewidth=gap)
     else:
         axes.pcolorfast(across.edges, down.edges, painted)
     axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
-    _frame(axes, theme)
+    _frame(axes, style.theme)
     signs = cell_signs(cells, Scale("", (), 0.0, 1.0, hidden=0.0), inches, None) if single else None
-    size = 0.0 if signs is None else sign_size(set(signs.flat), signs.shape, inches)
-    for (r, c), sign in () if signs is None else np.ndenumerate(signs):
-        if c >= hidden:
-            colour = theme.muted if sign == "·" else readable_on(painted[r, c])
-            place = (across.first + c + 0.5, down.first + r + 0.5)
-            axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
+    if signs is not None:
+        size = sign_size(set(signs.flat), signs.shape, inches)
+        signs[:, :hidden] = ""
+        sheet.numbers(axes, signs, painted, size, (down.first, across.first))
 
     # 4. The strips and the words.
     if strips[0]:
@@ -160,8 +164,7 @@ def map_with_marginals(
     if hidden:
         share = (across.edges[hidden] - across.first) / across.count
         sheet.hatch(x, y - above, (high + above, wide * float(share)))
-    if query is not None:
-        _mark(axes, down, across, query, theme)
+    _mark(sheet.canvas(x, y, inches), down, across, style.theme)  # over the hatching
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y - above, top, side_by_side=True)
     sheet.captions(x - 0.08, y - above - 0.31, captions)
@@ -201,6 +204,7 @@ class _Side:
     edges: Array  # (R + 1,)
     known: bool  # edges are positions, not cells
     names: Labels
+    marked: int | None
 
     @property
     def first(self) -> int:
@@ -226,34 +230,50 @@ class _Side:
         fewest, most = np.diff(self.edges).min(), np.diff(self.edges).max()
         return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
 
+    @property
+    def span(self) -> Pair:
+        """Where the cell of the marked position begins and ends."""
+        assert self.marked is not None
+        cell = int(np.searchsorted(self.edges, self.marked, side="right")) - 1
+        return float(self.edges[cell]), float(self.edges[cell + 1])
+
+    @property
+    def marked_name(self) -> str:
+        return "" if self.names is None or self.marked is None else self.names[self.marked - self.first]
+
     def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
         if self.names is not None:
             return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
         return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
 
 
-def _read_sides(
-    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
-) -> tuple[_Side, _Side]:
+def _read_sides(shape: tuple[int, ...], queries: Axis, keys: Axis) -> tuple[_Side, _Side]:
     """The side of the queries and the side of the keys, of (R, C) cells."""
 
-    def names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
-        if tokens is None:
-            return None
+    def side(name: str, axis: Axis, positions: Any, cells: int) -> _Side:
+        if positions is None and axis.tokens is not None:
+            positions = len(axis.tokens)
+        edges, names = _edges(name, positions, cells), None
         count = int(edges[-1] - edges[0])
-        pieces = readable(read_tokens(name, tokens, count, what))
-        return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
+        if axis.tokens is not None:
+            pieces = readable(read_tokens(f"tokens of the {name}", axis.tokens, count, name))
+            if count == cells <= WORDS:
+                names = tuple(clip(drawable(piece.text), 24) for piece in pieces)
+        if axis.marked is not None and not edges[0] <= axis.marked < edges[-1]:
+            raise ValueError(f"marked {axis.marked} is not among the {name}, {edges[0]:g} to {edges[-1] - 1:g}")
+        return _Side(edges, positions is not None, names, axis.marked)
 
-    down, across = _edges("rows", rows, shape[0]), _edges("columns", columns, shape[1])
-    if exact and any(edges[-1] - edges[0] >= len(edges) for edges in (down, across)):
-        spans = " × ".join(f"{edges[-1] - edges[0]:g}" for edges in (down, across))
-        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
-    if key_tokens is None and np.array_equal(down, across):
-        key_tokens = tokens
-    return (
-        _Side(down, exact or rows is not None, names("tokens", tokens, down, "queries")),
-        _Side(across, exact or columns is not None, names("key_tokens", key_tokens, across, "keys")),
-    )
+    for name, axis in (("queries", queries), ("keys", keys)):
+        if not isinstance(axis, Axis):
+            raise TypeError(f"{name} must be an Axis, such as Axis(tokens=…), got {type(axis).__name__}")
+    positions: Any = keys.positions
+    down = side("queries", queries, queries.positions, shape[0])
+    if positions is None and keys.tokens is None and down.known and shape[0] == shape[1]:
+        positions = down.edges
+    across = side("keys", keys, positions, shape[1])
+    if keys.tokens is None and np.array_equal(down.edges, across.edges):
+        across = replace(across, names=down.names)
+    return down, across
 
 
 def _edges(name: str, positions: Any, cells: int) -> Array:
@@ -275,14 +295,16 @@ def _edges(name: str, positions: Any, cells: int) -> Array:
     return np.asarray(edges)
 
 
-def _mark(axes: Axes, down: _Side, across: _Side, query: int, theme: Theme) -> None:
-    """A frame around the row of cells that a query is in."""
+def _mark(axes: Axes, down: _Side, across: _Side, theme: Theme) -> None:
+    """Frames around the row of cells that the marked query is in, and, dashed, around the column of the marked key."""
     from matplotlib.patches import Rectangle
 
-    row = int(np.searchsorted(down.edges, query, side="right")) - 1
-    (first, last), (left, right) = down.edges[[row, row + 1]], across.edges[[0, -1]]
-    frame = Rectangle((left, first), right - left, last - first, fill=False, edgecolor=theme.query, lw=1.6, zorder=5)
-    axes.add_patch(frame).set_clip_on(False)
+    axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
+    for side, colour, line in ((across, theme.key, (0, (3, 2))), (down, theme.query, "solid")):
+        if side.marked is not None:
+            (left, right), (top, bottom) = (s.span if s is side else s.edges[[0, -1]] for s in (across, down))
+            box = Rectangle((left, top), right - left, bottom - top, fill=False, ec=colour, ls=line, lw=1.6, zorder=5)
+            axes.add_patch(box).set_clip_on(False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,13 +317,13 @@ class _Strip:
     each: int  # how many values a bar stands for
     most: float  # the largest value that counts for the bars' length
 
-    def captions(self, lang: Lang) -> tuple[str, str]:
-        name = translate(self.name, lang)
+    def captions(self, style: Style) -> tuple[str, str]:
+        name = style.say(self.name)
         if not np.isfinite(self.values).any():
-            return name, translate("not finite", lang)
+            return name, style.say("not finite")
         if self.name == "entropy":
-            return name, translate("0 to {most:.3g} nats", lang, most=self.most)
-        return name, translate("0 to {most:.3g}", lang, most=self.most)
+            return name, style.say("0 to {most:.3g} nats", most=self.most)
+        return name, style.say("0 to {most:.3g}", most=self.most)
 
 
 def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip | None:
@@ -334,54 +356,58 @@ def _read_strip(name: str, values: Any, side: _Side, hidden: int = 0) -> _Strip 
 # -------------------------------------------------------------------------------------------------------------- colours
 
 
-def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme, lang: Lang) -> tuple[Array, list[Key]]:
+def _painted(cells: Array, kind: str, hidden: int, name: str, style: Style) -> tuple[Array, list[Key]]:
     """(R, C) weights → (R, C, 3) colours and their legend; the first `hidden` columns do not count."""
-    counted = cells[:, hidden:]
+    counted, theme = cells[:, hidden:], style.theme
     positive = np.sort(counted[np.isfinite(counted) & (counted > 0)])
     high = float(positive[-1]) if positive.size else 0.0
     linear = kind == "linear" or not positive.size  # only there the ramp begins at 0
     scale = Scale(name, theme.heat if linear else theme.weight, 0.0, high, hidden=0.0)
-    first, *others = legend([scale], [counted], theme, lang)
+    first, *others = legend([scale], [counted], style)
     if linear:
         return scale.paint(cells, theme), [first, *others]
     if kind == "log":  # down to a millionth of the largest
-        how, low = translate("log scale", lang), max(float(positive[0]), high * 1e-6)
+        how, low = style.say("log scale"), max(float(positive[0]), high * 1e-6)
         places = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
-        lowest = f"{low:.2g}" if low == positive[0] else translate("{low:.2g} and less", lang, low=low)
+        lowest = f"{low:.2g}" if low == positive[0] else style.say("{low:.2g} and less", low=low)
     else:  # equal weights in the middle of their ranks
-        how, (values, amount) = translate("by rank", lang), np.unique(positive, return_counts=True)
+        how, (values, amount) = style.say("by rank"), np.unique(positive, return_counts=True)
         middle = np.cumsum(amount) - amount / 2
         ranks = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
         places, lowest = np.interp(cells, values, ranks), f"{values[0]:.2g}"
         median = float(np.median(positive))
-        others.insert(0, (translate("half of those above 0 are below {median:.2g}", lang, median=median),))
+        others.insert(0, (style.say("half of those above 0 are below {median:.2g}", median=median),))
     painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(places, theme)
     painted[~np.isfinite(cells)] = rgb(theme.alarm)
     painted[cells == 0] = rgb(theme.paper)
     return painted, [(f"{name},", how, lowest, *first[2:]), *others]
 
 
-def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...], lang: Lang) -> list[Key]:
-    """Legend entries: exact or pooled, what is hatched, what a bar stands for."""
+def _notes(down: _Side, across: _Side, hidden: int, strips: tuple[_Strip | None, ...], style: Style) -> list[Key]:
+    """Legend entries: exact or pooled, what is marked, what is hatched, what a bar stands for."""
     if down.single and across.single:
-        keys: list[Key] = [(translate("exact: a cell is one weight", lang),)]
+        notes = [style.say("exact: a cell is one weight")]
     elif down.known and across.known:
-        per_cell = {"rows": down.per_cell, "columns": across.per_cell}
-        keys = [(translate("pooled, {rows} × {columns} tokens per cell", lang, **per_cell),)]
+        notes = [style.say("pooled, {rows} × {columns} tokens per cell", rows=down.per_cell, columns=across.per_cell)]
     else:
-        keys = [(translate("pooled cells", lang),)]
+        notes = [style.say("pooled cells")]
+    if (index := down.marked) is not None:
+        query, word = style.say("outlined: query {index}", index=index), down.marked_name
+        notes.append(style.say("outlined: the query “{word}” ({index})", word=word, index=index) if word else query)
+    if (index := across.marked) is not None:
+        key, word = style.say("dashed: key {index}", index=index), across.marked_name
+        notes.append(style.say("dashed: the key “{word}” ({index})", word=word, index=index) if word else key)
     if hidden:
         last = int(across.edges[1]) - 1
         if not across.known:
-            keys.append((translate("hatched: the first column, left out of the colours", lang),))
+            notes.append(style.say("hatched: the first column, left out of the colours"))
         elif last:
-            keys.append((translate("hatched: keys 0 to {last}, left out of the colours", lang, last=last),))
+            notes.append(style.say("hatched: keys 0 to {last}, left out of the colours", last=last))
         else:
-            keys.append((translate("hatched: key 0, left out of the colours", lang),))
-    for strip in strips:
-        if strip is not None and strip.each > 1:
-            if strip.name == "received":
-                keys.append((translate("a bar of received: the highest of {each} keys", lang, each=strip.each),))
-            else:
-                keys.append((translate("a bar of entropy: mean of {each} queries", lang, each=strip.each),))
-    return keys
+            notes.append(style.say("hatched: key 0, left out of the colours"))
+    received, entropy = strips
+    if received is not None and received.each > 1:
+        notes.append(style.say("a bar of received: the highest of {each} keys", each=received.each))
+    if entropy is not None and entropy.each > 1:
+        notes.append(style.say("a bar of entropy: mean of {each} queries", each=entropy.each))
+    return [(note,) for note in notes]

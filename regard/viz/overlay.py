@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.locale import Lang, check_lang, translate
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
-from regard.viz.sheet import DPI, MARGIN, Sheet, drawable, read_numbers, register_fonts
+from regard.locale import Lang
+from regard.viz.colors import Array, Key, Scale, rgb
+from regard.viz.sheet import DPI, MARGIN, Sheet, drawable, read_numbers, read_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,11 +65,11 @@ def _overlap(spans: Floats, n: int) -> Floats:
     return np.where(covered > SLIVER, covered, 0.0)
 
 
-def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32]:
+def read_photograph(image: object, shape: tuple[int, int] | None = None) -> NDArray[np.float32]:
     """(height, width) grey values from 0 to 1.
 
     image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of
-    uint8, or of floats from 0 to 1.  shape: the expected height and width.
+    uint8, or of floats from 0 to 1.  shape: the expected height and width; default any.
 
     Raises TypeError for anything else, ValueError for another size and for floats beyond 0 to 1.
     """
@@ -87,7 +87,7 @@ def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32
         )
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         raise ValueError(f"image must be (height, width) or (height, width, 3), got {array.shape}")
-    if array.shape[:2] != shape:
+    if shape is not None and array.shape[:2] != shape:
         sizes = f"{array.shape[0]} × {array.shape[1]}, but the model was given one of {shape[0]} × {shape[1]}"
         raise ValueError(f"the image is {sizes} (height × width): give it upright, as it was before any resizing")
     if array.dtype != np.uint8 and array.dtype.kind != "f":
@@ -113,9 +113,8 @@ def shrink(grey: NDArray[np.float32], by: int) -> NDArray[np.float32]:
 def overlay(
     boxes: Any,
     weights: Any,
-    size: tuple[int, int],
+    image: Any,
     *,
-    image: object = None,
     asked: Any = None,
     note: str | None = None,
     title: str | None = None,
@@ -133,8 +132,7 @@ def overlay(
     Args:
         boxes: (P, 4) top, left, bottom, right in the image's pixels.
         weights: (P,), from 0 up.
-        size: height and width of the image.
-        image: the image itself, as `view.overlay` takes it; default bare paper.
+        image: a Pillow image or an array, as `view.overlay` takes it; or its height and width, to draw on bare paper.
         asked: (4,) a box to outline.
         note: one more entry of the legend.
         title: above the figure.
@@ -145,20 +143,21 @@ def overlay(
         TypeError: for arguments of a wrong kind.
         ValueError: for arguments of a wrong size, and for negative weights.
     """
-    register_fonts()
-    check_lang(lang)
+    style = read_style(title, dark, lang)
     boxes, weights = read_numbers("boxes", boxes, "(patches, 4)"), read_numbers("weights", weights, "(patches,)")
     if boxes.shape != (len(weights), 4):
         raise ValueError(f"boxes must be ({len(weights)}, 4), one for each weight; got {boxes.shape}")
     if (weights < 0).any():
         raise ValueError(f"weights must not be negative, got {np.nanmin(weights):.3g}")
-    grey = None if image is None else read_photograph(image, size)
+    bare = isinstance(image, tuple) and len(image) == 2
+    grey = None if bare else read_photograph(image)
     box = None if asked is None else read_numbers("asked", asked, "(4,)")
-    theme, (high, wide), longer = DARK if dark else LIGHT, size, max(size)
+    theme, (high, wide) = style.theme, image if grey is None else grey.shape
+    longer = max(high, wide)
     inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))
     dots = (round(inches[0] * DPI), round(inches[1] * DPI))
     finite = np.isfinite(weights)
-    scale = Scale(translate("weight", lang), theme.weight, 0.0, float(np.max(weights, initial=0.0, where=finite)), 0.0)
+    scale = Scale(style.say("weight"), theme.weight, 0.0, float(np.max(weights, initial=0.0, where=finite)), 0.0)
 
     # 1. Below the colours: the image, softened towards the paper, (dots high, dots wide, 3).
     paper = rgb(theme.paper)
@@ -179,12 +178,11 @@ def overlay(
     # 3. The legend and the page.
     name, low, ramp, top = scale.key()
     keys: list[Key] = [(name, low, _covered(np.linspace(0.0, 1.0, len(ramp)), under.mean((0, 1)), scale), top)]
-    accent = DARK.signed[0] if dark else LIGHT.signed[2]
-    keys += [(rgb(accent), translate("the patch itself", lang))] if box is not None else []
-    keys += [(rgb(theme.alarm), translate("NaN or infinite", lang))] if not finite.all() else []
-    keys += [(translate("hatched: the model did not see it", lang),)] if unseen.any() else []
+    keys += [(rgb(theme.query), style.say("the patch itself"))] if box is not None else []
+    keys += [(rgb(theme.alarm), style.say("NaN or infinite"))] if not finite.all() else []
+    keys += [(style.say("hatched: the model did not see it"),)] if unseen.any() else []
     keys += [(drawable(note),)] if note else []
-    sheet = Sheet(inches, title, keys, theme)
+    sheet = Sheet(inches, keys, style)
     axes = sheet.canvas(MARGIN, sheet.top, inches)
     painted = cells.clip(0, 1)
     axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
@@ -193,7 +191,7 @@ def overlay(
     if box is not None:
         around = box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER  # beside the patch: its colour counts
         _outline(axes, around, theme.paper, 2 * OUTLINE)
-        _outline(axes, around, accent, OUTLINE)
+        _outline(axes, around, theme.query, OUTLINE)
     return sheet.finish()
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang
 from regard.masks.rules import numbers
 from regard.tables import width as terminal_width
-from regard.viz.colors import HIDDEN_SIGNS, Array, Key, Scale, Theme, readable_on
+from regard.viz.colors import DARK, FAINT_SIGNS, LIGHT, Array, Key, Scale, Style, readable_on, rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +40,17 @@ _REGISTERING = Lock()
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
+
+
+def read_style(title: str | None, dark: bool, lang: Lang) -> Style:
+    """The arguments that all figures share; called before anything is measured or drawn, for it readies the fonts.
+
+    Raises ImportError, with what to install, without matplotlib or the Korean font, and ValueError for a language that
+    there is not.
+    """
+    register_fonts()
+    check_lang(lang)
+    return Style(drawable(title or ""), DARK if dark else LIGHT, lang)
 
 
 def read_numbers(name: str, value: object, axes: str) -> Array:
@@ -90,10 +101,7 @@ def read_tokens(name: str, tokens: Any, count: int | None = None, what: str = ""
 
 
 def register_fonts() -> None:
-    """See that matplotlib and the Korean font are there, and the font known under our own name.
-
-    Called before anything is measured or drawn. Raises ImportError, with what to install, if something is missing.
-    """
+    """See that matplotlib and the Korean font are there, and the font known under our own name. Raises ImportError."""
     try:
         from matplotlib.font_manager import FontEntry, fontManager
     except ImportError as error:
@@ -188,7 +196,7 @@ def cell_signs(values: Array, scale: Scale, inches: Pair, force: bool | None) ->
         return None
     if sign_size({"0.00"}, values.shape, inches) >= 3:  # before millions of numbers are written
         signs = np.array([[scale.sign(value) for value in row] for row in values.tolist()], dtype=object)
-        if sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 5):
+        if sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 6):
             return signs
     if force:
         raise ValueError(f"values=True: numbers in {values.shape[0]} × {values.shape[1]} cells are too small to read")
@@ -270,14 +278,14 @@ class Sheet:
     the legend is.
     """
 
-    def __init__(self, room: Pair, title: str | None, keys: list[Key], theme: Theme) -> None:
+    def __init__(self, room: Pair, keys: list[Key], style: Style) -> None:
         from matplotlib.figure import Figure
 
-        self.theme, words = theme, drawable(title or "")
+        self.theme = theme = style.theme
         widths = [sum(_part_width(part) + 0.07 for part in key) + 0.2 for key in keys]
-        asked = max(measure(words, TITLE, bold=True), sum(widths))
+        asked = max(measure(style.title, TITLE, bold=True), sum(widths))
         inside = max(room[1], max(widths, default=0.0), min(6.0, asked))
-        lines = _wrapped(words, inside)
+        lines = _wrapped(style.title, inside)
         self.top = MARGIN + 0.28 * len(lines) + 0.1 * bool(lines)
         places: list[Pair] = []  # of the legend's entries
         x, y = 0.0, self.top + room[0] + 0.4
@@ -343,9 +351,16 @@ class Sheet:
         reach = (panel.shape[0] / panel.tile[0], panel.shape[1] / panel.tile[1])
         gap = min(1.2, 2.9 * min(inches[0] / shape[0], inches[1] / shape[1]))  # points: 4% of a cell
         axes = self.cells(x, y, inches, panel.cells, reach, gap)
-        for (r, c), sign in np.ndenumerate(panel.signs) if panel.signs is not None else ():
-            colour = self.theme.muted if sign in HIDDEN_SIGNS else readable_on(panel.cells[r, c])
-            axes.text(c + 0.5, r + 0.5, sign, ha="center", va="center", **self.letters(size, colour))
+        if panel.signs is not None:
+            self.numbers(axes, panel.signs, panel.cells, size)
+
+    def numbers(self, axes: Axes, signs: Array, cells: Array, size: float, first: Pair = (0.0, 0.0)) -> None:
+        """Write (R, C) signs into cells of one unit each, (R, C, 3) colours, of which the first begins at `first`."""
+        bare = np.abs(cells - rgb(self.theme.paper)).max(-1) < 0.15  # (R, C)
+        for (r, c), sign in np.ndenumerate(signs):
+            faint = bare[r, c] and sign in FAINT_SIGNS
+            letters = self.letters(size, self.theme.muted if faint else readable_on(cells[r, c]))
+            axes.text(first[1] + c + 0.5, first[0] + r + 0.5, sign, ha="center", va="center", **letters)
 
     def labels(self, x: float, y: float, ticks: Ticks, *, side_by_side: bool) -> None:
         """Draw labels above (x, y) and to the right of it, or to its left and downwards."""
@@ -392,33 +407,35 @@ def _wrapped(title: str, room: float) -> list[str]:
     return [title] if title else []
 
 
-def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], theme: Theme, lang: Lang = "en") -> Figure:
+def compose(panels: list[Panel], columns: int, keys: list[Key], style: Style) -> Figure:
     """Panels in a grid, row by row: labels to the left of the first column and above the first row."""
-    captions = translate(AT, lang), translate(FROM, lang)
+    at, from_ = style.say(AT), style.say(FROM)
     # 1. How much room the panels take with their labels.
     grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     high = panels[0].inches[0]
     side = ticks_of(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
     tops = [ticks_of(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
-    xs, x = [], MARGIN + max(side.depth, *(measure(caption, CAPTION) for caption in captions)) + 0.1
+    xs, x = [], MARGIN + max(side.depth, measure(at, CAPTION), measure(from_, CAPTION)) + 0.1
     for n, (panel, top) in enumerate(zip(grid[0], tops, strict=True)):
         xs.append(x)
         runs_on = n + 1 < len(tops) and tops[n + 1].lean  # leaning labels pass above the next ones, which lean too
         words = max(measure(panel.heading, HEADING, bold=True), measure(panel.formula, CAPTION))
         x += max(panel.inches[1] + (0.0 if runs_on else top.over), words) + GAP
     heading = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
-    depth = max(0.32, *(top.depth for top in tops))  # at least the two captions in the corner
-    above = heading + depth + (0.0 if title else 0.1)
+    depth = max(0.38, *(top.depth for top in tops))  # at least the two captions in the corner
+    above = heading + depth + (0.0 if style.title else 0.1)
     height = above + high + (len(grid) - 1) * (high + heading + GAP)
     printed = [(set(panel.signs.flat), panel.signs.shape, panel.inches) for panel in panels if panel.signs is not None]
     size = min((sign_size(*signs) for signs in printed), default=0.0)  # one for all panels
-    # 2. Draw them.
-    sheet = Sheet((height, x - GAP - MARGIN), title, keys, theme)
+    # 2. Draw them; in a grid the axes are named beside the headings too, where there is room.
+    sheet = Sheet((height, x - GAP - MARGIN), keys, style)
     ys = [sheet.top + above + row * (high + heading + GAP) for row in range(len(grid))]
-    sheet.captions(xs[0] - 0.08, ys[0] - 0.27, captions)
+    sheet.captions(xs[0] - 0.08, ys[0] - 0.31, (at, from_))
     for y, row in zip(ys, grid, strict=True):
         sheet.labels(xs[0], y, side, side_by_side=False)
         baseline = y - 0.08 - (0.04 + depth if row is grid[0] else 0.0)
+        if row is not grid[0]:
+            sheet.captions(xs[0] - 0.08, y - 0.08, (from_,))
         for x, panel in zip(xs, row, strict=False):
             sheet.write(x, baseline - 0.17 * bool(panel.formula), panel.heading, HEADING, bold=True)
             sheet.write(x, baseline, panel.formula, CAPTION, muted=True)
@@ -426,4 +443,8 @@ def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], them
     for x, panel, ticks in zip(xs, grid[0], tops, strict=True):
         sheet.labels(x, ys[0], ticks, side_by_side=True)
         sheet.write(x, ys[0] - ticks.depth - 0.14, panel.across, CAPTION, muted=True)
+        words = measure(panel.heading, HEADING, bold=True) + measure(at, CAPTION) + 0.1
+        if x > xs[0] and not panel.across and words <= panel.inches[1]:
+            line = ys[0] - 0.12 - depth - 0.17 * bool(panel.formula)
+            sheet.captions(x + panel.inches[1], line, (at,))
     return sheet.finish()

@@ -13,12 +13,10 @@ from math import nan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
 
 from regard.locale import Lang, check_lang, translate
-from regard.masks.rules import numbers
 from regard.viz import colors
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, readable_on
+from regard.viz.colors import Array, Key, Scale, Style, readable_on
 from regard.viz.sheet import (
     CAPTION,
     MARGIN,
@@ -27,9 +25,10 @@ from regard.viz.sheet import (
     clip,
     drawable,
     measure,
+    read_numbers,
+    read_style,
     read_tokens,
     read_weights,
-    register_fonts,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +117,6 @@ def text_heat(
     weights: Any,
     *,
     query: int | str | None = None,
-    columns: int | None = None,
     strongest: int = 8,
     sink: bool = True,
     title: str | None = None,
@@ -138,7 +136,6 @@ def text_heat(
         tokens: N strings; the marks of tokenizers (##ing, Ġword, ▁word, word</w>) are read as spaces.
         weights: (N,), NumPy or torch or a list; finite, at least 0. A weight of 0 is bare paper.
         query: a token's index, which is outlined; or its word, if it is not among these tokens.
-        columns: letters per line, 32 to 200; default what suits the length of the text.
         strongest: how many words have their weight printed above them.
         sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
         title: above the figure.
@@ -149,18 +146,14 @@ def text_heat(
         TypeError: for arguments of a wrong kind.
         ValueError: for wrong sizes or values, and for NaN weights.
     """
-    register_fonts()
+    style = read_style(title, dark, lang)
     row = _read(tokens, weights, query, sink, lang)
-    if columns is not None and not 32 <= columns <= 200:
-        raise ValueError(f"columns must be from 32 to 200 letters per line, got {columns}")
     if strongest < 0:
         raise ValueError(f"strongest must be at least 0, got {strongest}: so many words have their weight printed")
-    theme = DARK if dark else LIGHT
     # From bare paper on, unlike a map: text in which every word is coloured is not read as text.
-    scale = Scale(translate("weight", lang), (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
-    layout = _fitted(row, columns, strongest)
-    keys = [scale.key(), *_notes(row, layout)]
-    sheet = Sheet((layout.height, layout.left + layout.width), title, keys, theme)
+    scale = Scale(style.say("weight"), (style.theme.paper, *style.theme.weight), 0.0, row.high, hidden=0.0)
+    layout = _fitted(row, strongest)
+    sheet = Sheet((layout.height, layout.left + layout.width), [scale.key(), *_notes(row, layout)], style)
     _draw_text(sheet, layout, row, scale)
     return sheet.finish()
 
@@ -322,16 +315,14 @@ def _width(text: str, size: float) -> float:
     return measure(text, size) if text else 0.0
 
 
-def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
+def _fitted(row: _TextRow, strongest: int) -> _TextLayout:
     """As much as fits a page."""
     numbers = {n: f"{row.weights[n]:.2g}" for n in row.ranked()[:strongest]}
     for runs, breaks in _choices(row):
-        if columns is None:  # of a short text seven inches, of a long one such that the page is wider than high
-            pieces = [row.pieces[n] for run in runs for n in run]
-            inches = sum(_width(clip(drawable(p.text), 24), WORD) + 2 * PAD + SPACE * p.space for p in pieces)
-            room = float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
-        else:
-            room = columns * _width("n", WORD)
+        # Of a short text seven inches, of a long one such that the page is wider than high.
+        pieces = [row.pieces[n] for run in runs for n in run]
+        inches = sum(_width(clip(drawable(p.text), 24), WORD) + 2 * PAD + SPACE * p.space for p in pieces)
+        room = float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
         words, gaps = list[_PlacedToken](), list[tuple[int, str]]()
         line, x, before = 0, 0.0, 0
         for run in [*runs, range(len(row.weights), len(row.weights))]:
@@ -379,7 +370,7 @@ def _draw_text(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale) -
         letters = sheet.letters(WORD, sheet.theme.ink if bare else readable_on(colours[word.index]))
         axes.text(a + w / 2, b + h - 0.055, word.text, ha="center", va="baseline", **letters)
         if word.number:
-            axes.text(a + w / 2, b - 0.025, word.number, ha="center", **sheet.letters(NUMBER, sheet.theme.muted))
+            axes.text(a + w / 2, b - 0.035, word.number, ha="center", **sheet.letters(NUMBER, sheet.theme.muted))
         if word.index == row.query:
             axes.add_patch(Rectangle((a, b), w, h, fill=False, ec=sheet.theme.ink, lw=1.6, clip_on=False))
     # In the margin the position of each line's first word; what is left out on lines of its own.
@@ -409,9 +400,7 @@ def _span(row: _TextRow, n: int) -> str:
 
 def links(
     tokens: Sequence[str],
-    sources: Any,
-    targets: Any,
-    weights: Any,
+    links: Any,
     *,
     key_tokens: Sequence[str] | None = None,
     kind: LinksKind = "columns",
@@ -419,20 +408,18 @@ def links(
     dark: bool = False,
     lang: Lang = "en",
 ) -> Figure:
-    """Links between words: from each source, which looks, to its target, which is looked at.
+    """Links between words: from each query, which looks, to the key that it looks at.
 
-    >>> figure = links(["나는", "고양이를", "보았다"], [2, 0], [1, 1], [0.7, 0.4], kind="arcs")
+    >>> figure = links(["나는", "고양이를", "보았다"], [(2, 1, 0.7), (0, 1, 0.4)], kind="arcs")
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['나는', '고양이를', '보았다']
 
-    Every given link is drawn. Of more than 100 words only those with links are written, with their positions, and ⋮ for
-    what lies between.
+    Every given link is drawn, one of weight 0 in the colour of the paper. Of more than 100 words only those with links
+    are written, with their positions, and ⋮ for what lies between.
 
     Args:
         tokens: Nq strings, the queries'; the keys' too unless key_tokens are given.
-        sources: (M,) index of the query of each link.
-        targets: (M,) index of its key.
-        weights: (M,) finite, at least 0.
+        links: M triples (query, key, weight): two indices, and a finite number from 0 up; a list, or an array (M, 3).
         key_tokens: Nk strings, if the keys are other words; for columns only.
         kind: "columns", queries left and keys right; or "arcs" over one line, above it those that look back or at
             themselves, below it those that look ahead.
@@ -444,44 +431,38 @@ def links(
         TypeError: for arguments of a wrong kind.
         ValueError: for wrong sizes or values, no links, or links among more than 100 words.
     """
-    register_fonts()
-    check_lang(lang)
+    style = read_style(title, dark, lang)
     if kind not in get_args(LinksKind):
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(LinksKind)))}; got {kind!r}")
     if kind == "arcs" and key_tokens is not None:
         raise ValueError('kind="arcs" is drawn over one line of words, but key_tokens are others; use kind="columns"')
     queries = read_tokens("tokens", tokens)
     keys = queries if key_tokens is None else read_tokens("key_tokens", key_tokens)
-    weights = read_weights("weights", weights, "(links,)")
-    sources = _read_indices("sources", sources, len(queries), "tokens")
-    targets = _read_indices("targets", targets, len(keys), "tokens" if key_tokens is None else "key_tokens")
-    if not len(sources) == len(targets) == len(weights):
-        counts = f"{len(sources)} sources, {len(targets)} targets and {len(weights)} weights"
-        raise ValueError(f"every link has one source, one target and one weight; got {counts}")
-    theme = DARK if dark else LIGHT
+    table = read_numbers("links", links, "(links, 3)")
+    if table.shape[1] != 3:
+        raise ValueError(f"links must be (query, key, weight), three numbers each; got {table.shape[1]}")
+    sources = _indices("query", table[:, 0], len(queries))
+    targets = _indices("key", table[:, 1], len(keys))
+    weights = read_weights("weights of links", table[:, 2], "(links,)")
+    in_columns = kind == "columns"
     drawing = (
-        _columns(queries, keys, sources, targets, lang) if kind == "columns" else _arcs(queries, sources, targets, lang)
+        _columns(queries, keys, sources, targets, style) if in_columns else _arcs(queries, sources, targets, style)
     )
-    scale = Scale(translate("weight", lang), theme.weight[2:], 0.0, float(weights.max()), hidden=nan)
-    count = translate("1 link", lang) if len(weights) == 1 else translate("{n:,} links", lang, n=len(weights))
-    entries: list[Key] = [scale.key(), (count,), *((note,) for note in drawing.notes)]
-    sheet = Sheet(drawing.inches, title, entries, theme)
+    theme = style.theme
+    scale = Scale(style.say("weight"), (theme.paper, *theme.weight[2:]), 0.0, float(weights.max()), hidden=nan)
+    count = style.say("1 link") if len(weights) == 1 else style.say("{n:,} links", n=len(weights))
+    sheet = Sheet(drawing.inches, [scale.key(), (count,), *((note,) for note in drawing.notes)], style)
     _draw_links(sheet, drawing, weights, scale)
     return sheet.finish()
 
 
-def _read_indices(name: str, value: object, count: int, what: str) -> Array:
-    """Indices (M,) among `count` tokens."""
-    indices = numbers(name, value)
-    if indices.ndim != 1 or indices.numel() == 0:
-        raise ValueError(f"{name} must be (links,), not empty; got {tuple(indices.shape)}")
-    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {indices.dtype}")
-    bad = [int(index) for index in indices if not 0 <= int(index) < count]
+def _indices(name: str, values: Array, count: int) -> Array:
+    """Whole numbers (M,) among `count` tokens."""
+    bad = [value for value in values.tolist() if value not in range(count)]
     if bad:
         hint = "; −1 marks what View.top did not find: leave those links out" if -1 in bad else ""
-        raise ValueError(f"{name} must be in 0…{count - 1}, as there are {count} {what}; got {bad[0]}{hint}")
-    return np.asarray(indices.cpu().numpy())
+        raise ValueError(f"{name} of a link must be an index in 0…{count - 1}, got {bad[0]:g}{hint}")
+    return values.astype(int)
 
 
 class _Entry(NamedTuple):
@@ -531,7 +512,7 @@ class _LinkDrawing:
 
 
 def _columns(
-    queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array, lang: Lang
+    queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array, style: Style
 ) -> _LinkDrawing:
     sides = [_entries(queries, sources), _entries(keys, targets)]
     most = max(map(len, sides))
@@ -548,11 +529,11 @@ def _columns(
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         a, b = places[0][source], places[1][target]
         curves.append([(left, a), (left + 0.45 * BETWEEN, a), (right - 0.45 * BETWEEN, b), (right, b)])
-    heads = [(translate("looks from", lang), left - 0.1), (translate("looks at", lang), right + 0.1)]
+    heads = [(style.say("looks from"), left - 0.1), (style.say("looks at"), right + 0.1)]
     return _LinkDrawing((top + most * pitch, right + max(widths[1], 0.75)), words, curves, heads, [])
 
 
-def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array, lang: Lang) -> _LinkDrawing:
+def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array, style: Style) -> _LinkDrawing:
     entries = _entries(tokens, np.concatenate([sources, targets]))
     widths = [measure(entry.text, LINKED_WORD) for entry in entries]
     turned = sum(widths) + 0.16 * len(widths) > 15.0
@@ -577,9 +558,9 @@ def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array, lang: Lang) -
         else:
             y = base - height if b < a else base + height
             curves.append([(a, base), (a, y), (b, y), (b, base)])
-    notes = [translate("above: looks back, or at itself", lang)] if above else []
-    notes += [translate("below: looks ahead", lang)] if below else []
-    notes.append(translate("a dot: what is looked at", lang))
+    notes = [style.say("above: looks back, or at itself")] if above else []
+    notes += [style.say("below: looks ahead")] if below else []
+    notes.append(style.say("a dot: what is looked at"))
     return _LinkDrawing((above + band + below, float(ends[-1])), words, curves, [], notes, turned)
 
 

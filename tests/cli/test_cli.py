@@ -354,7 +354,7 @@ def test_python_runs_the_package_as_the_command_line():
 
     said = run("--version")
     assert (said.returncode, said.stdout, said.stderr) == (0, f"regard {regard.__version__}\n", "")
-    refused = run("mask", "no_such_mask()")
+    refused = run("cost", "--n", "0", "--d-model", "8")
     assert refused.returncode == 2
     assert refused.stderr.startswith("regard: ")
 
@@ -1296,7 +1296,7 @@ def test_doctor_prints_the_diagnosis_and_ends_with_1_for_errors(run, capsys):
 
 
 def test_doctor_ends_with_0_for_warnings(run, monkeypatch):
-    from regard.lens.doctor import Finding
+    from regard.lens.findings import Finding
 
     capture_file()
     warning = Finding("warning", "left padding", ("layers.0",), (("rows", 1), ("batch", 2)))

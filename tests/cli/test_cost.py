@@ -24,10 +24,10 @@ from regard.growth import (
     visible_links,
     words_in,
 )
-from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import orthogonal_features
 from regard.nn.linformer import SlotProjection
 from regard.nn.performer import kernel_attention
+from regard.nn.projections import ContextKeys
 from regard.tables import width
 from regard.viz.figures import Curves, growth_curves
 
@@ -366,6 +366,8 @@ def test_wrong_option_is_told_in_one_line(capsys, options, message):
 def test_options_of_compare_alone_are_refused(capsys):
     assert main([part for part in COMMAND if part != "--compare"] + ["--slots", "4", "--measure"]) == 2
     assert re.search(r"--measure.*--slots.*--compare", capsys.readouterr().err)
+    assert main([part for part in COMMAND if part != "--compare"] + ["--slots", "0"]) == 2
+    assert re.search(r"--slots.*--compare", capsys.readouterr().err)
 
 
 def test_interrupt_while_measuring_ends_quietly_and_leaves_no_figure(capsys, monkeypatch, tmp_path):

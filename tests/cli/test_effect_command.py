@@ -15,7 +15,7 @@ from speaking_twins import bert, gpt2, t5
 import regard
 from regard import edits, metrics
 from regard.cli import main
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("plain")
 

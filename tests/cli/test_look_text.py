@@ -308,6 +308,8 @@ def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fa
     assert re.search(r"--model.*--truncate", fail("a.npy", "--model", reader, "--truncate"))
     run(TEXT, "--model", reader, "--save", "run.regard")
     assert "--row" in fail("run.regard", "--token", "it", "--row", "1")
+    assert "--row" in fail("run.regard", "--token", "it", "--row", "0")
+    assert re.search(r"--head.*--layer", fail("run.regard", "--head", "0"))
     assert "'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
 
 
@@ -529,4 +531,5 @@ def test_figure_says_model_place_and_text_and_marks_the_asked_row(run, tmp_path,
     assert target.read_bytes()[:4] == {"png": b"\x89PNG", "svg": b"<?xm", "pdf": b"%PDF"}[suffix]
     title = " ".join(text.get_text() for text in drawn[0].texts if text.get_weight() == 700)
     assert title == f"all-MiniLM-L6-v2, layer 3, head 1: {SENTENCE}"
-    assert [patch.get_y() for patch in drawn[0].axes[0].patches if patch.get_zorder() == 5] == [10]
+    patches = [patch for axes in drawn[0].axes for patch in axes.patches]
+    assert [patch.get_y() for patch in patches if patch.get_zorder() == 5] == [10]

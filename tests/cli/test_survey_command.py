@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.edits.survey import Survey
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_interrupt_while_streaming_ends_the_line_and_says_130(writer: str, monke
         yield "The "
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.generation.text.stream_text", interrupted)
+    monkeypatch.setattr("regard.generation.loop.stream_text", interrupted)
     assert main(["generate", "a", "--model", writer]) == 130
     assert capsys.readouterr() == ("The \n", "")
 

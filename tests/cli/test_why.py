@@ -20,7 +20,7 @@ from regard import edits, metrics
 from regard.cli import main
 from regard.session import effects
 from regard.session.session import look_at
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("plain")
 

@@ -21,7 +21,22 @@ from transformers.models.idefics.image_processing_pil_idefics import IdeficsImag
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from regard.data.image_processing import KINDS, MODELS, MOST_MADE, ImageProcessor, ShorterSide, known_values
+from regard.data.image_processing import (
+    KINDS,
+    MODELS,
+    MOST_MADE,
+    Crop,
+    Exactly,
+    ImageProcessor,
+    ImageTransforms,
+    Normalize,
+    Pad,
+    Resize,
+    ShorterSide,
+    Square,
+    Within,
+    known_values,
+)
 from regard.data.images import open_image
 from regard.layouts import Frame
 
@@ -383,6 +398,29 @@ def test_values_are_a_copy():
 )
 def test_preprocessor_says_its_steps_in_words(kind, options, said):
     assert repr(ImageProcessor.of(kind, options)) == f"ImageProcessor({said})"
+
+
+@pytest.mark.parametrize(
+    ("plan", "korean"),
+    [
+        (ImageTransforms((), Normalize(None, None, None), None), "0~255 그대로"),
+        (
+            ImageTransforms((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Normalize(0.5, None, None), Pad(None)),
+            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7에 맞춰 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
+        ),
+        (
+            ImageTransforms((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Normalize(1 / 255, None, None), Pad((13, 17))),
+            "짧은 변을 5에 맞추되 긴 변은 최대 11로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
+            "13 × 17까지 0으로 채우기",
+        ),
+        (
+            ImageTransforms((Resize(Within(5, 7), 1),), Normalize(None, (0, 0, 0), (1, 1, 1)), None),
+            "5 × 7 안에 들어가게 크기 조정 (Lanczos), 정규화",
+        ),
+    ],
+)
+def test_preparation_is_said_in_korean(plan, korean):
+    assert plan.text("ko") == korean
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused

@@ -1,8 +1,7 @@
-"""One process of a survey of several, `python survey_worker.py FOLDER`: torchrun's variables say which."""
+"""One process of a survey of several: torchrun's variables say which."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ import torch
 import regard
 from regard.edits.survey import Survey
 from regard.models.model import Model
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 TEXTS = ["to be or not that is the question"[: 3 + 7 * k % 23].strip() for k in range(23)]
 TEXTS += ["abc", "x"]  # no letter twice; a single token
@@ -29,9 +28,8 @@ def survey(out: Path | None, **options: object) -> Survey:
     return regard.survey(model(), TEXTS, MEASURES, out=out, batch_size=3, shard=4, **options)
 
 
-if __name__ == "__main__":
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
     survey(folder / "kept")
     result = survey(None)
     result.save(folder / f"rank-{torch.distributed.get_rank()}.safetensors")

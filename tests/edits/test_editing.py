@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import edits, masks
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 B, H, KV, NQ, D, DV = 2, 6, 3, 7, 5, 4
 HEAD, ROWS, KEYS = 4, [3, 5], [1, 2]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import survey_worker
 import torch
+from ranks import run_ranks
 from survey_worker import MEASURES, TEXTS, model, survey
 from torch import nn
 
@@ -188,16 +186,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("needs torch.distributed with gloo")
     folder = tmp_path_factory.mktemp("survey")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(value) for name, value in place.items()} | {"CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, str(Path(__file__).with_name("survey_worker.py")), str(folder)]
-        processes.append(subprocess.Popen(command, env=environment))
-    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    run_ranks(survey_worker.main, folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A browser and a page for the tests of one module: Playwright holds an event loop, which others must not meet."""
+"""A browser and a page for the tests of this folder: Playwright holds an event loop, which others must not meet."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from browsing import Window, browsing, opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     with browsing() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(browser: Any) -> Iterator[Window]:
     with Window(browser) as shared:
         yield shared

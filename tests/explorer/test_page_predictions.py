@@ -18,7 +18,7 @@ import regard
 from regard.explorer.export import write_html
 from regard.models.loading import load
 from regard.session.session import Session, look_at
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 TEXT = "The animal did not cross the street"

@@ -135,7 +135,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture(scope="module")
 def reached(model: Path) -> Iterator[Reached]:
     eyes = vit(model.parent / "tiny-vit")
-    with serving([made_session()], ModelShelf([str(model), str(eyes)], demo=False)) as address:
+    with serving([made_session()], ModelShelf([str(model), str(eyes)], demo=False), cached=False) as address:
         yield Reached(int(address.rpartition(":")[2]), [])
 
 
@@ -406,7 +406,7 @@ def test_fifty_clients_at_once_get_what_one_gets():
     questions = [f"row?layer=0&head={n % HEADS}&token={n % N}" for n in range(N)]
     questions += [f"tile?layer=0&head={n}&rows={n},11&cols=0,{11 - n}&size=4" for n in range(HEADS)]
     questions += [f"head?layer=0&head={n}" for n in range(HEADS)] + ["overview", "tokens", "head?layer=9&head=0"]
-    with serving([session], ModelShelf(demo=False)) as address:
+    with serving([session], ModelShelf(demo=False), cached=False) as address:
         fresh = Reached(int(address.rpartition(":")[2]), [])
         alone = {question: fresh.ask(f"/api/session/1/{question}") for question in questions}
         ready, got = threading.Barrier(50), list[tuple[str, Answer]]()

@@ -35,7 +35,7 @@ def session() -> Session:
 
 @pytest.fixture(scope="module")
 def site(session: Session) -> Iterator[str]:
-    with serving([session]) as address:
+    with serving([session], cached=False) as address:
         yield address
 
 

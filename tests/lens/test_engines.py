@@ -27,6 +27,7 @@ from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, cases
 
 SIZE, TOP = 6, 3
 ALL = read_measures(NAMES, SIZE, TOP)
+WITHOUT_TOP = tuple(name for name in NAMES if name != "top")  # which fewer passes over a tile measure
 
 
 def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
@@ -37,6 +38,9 @@ def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
     assert found.keys() - {"lse"} == {*NAMES, "top_key", "top_weight", "top_tied"} - {"top"}
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     assert_top(found, baseline, truth, f"{case}, {dtype}")
+    found = engines.measure_in_torch(call, lse, read_measures(WITHOUT_TOP, size)) | {"lse": lse}
+    shared = [{name: x[name] for name in found} for x in (baseline, truth)]
+    assert_measures(found, *shared, f"{case}, {dtype}, without top")
 
 
 # ------------------------------------------------------------------------------------------------------------- the grid
@@ -285,14 +289,27 @@ def test_lse_of_no_keys_is_the_sink():
 
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
+@pytest.mark.parametrize("mask", [masks.causal(offset=-1), masks.padding([6])], ids=["band", "cells"])
+def test_hidden_keys_that_are_no_numbers_reach_no_measure(mask, bad):
+    q, k = torch.randn(1, 2, 7, 5), torch.randn(1, 2, 7, 5)
+    call = prepare(q, k, k, mask=mask)
+    lse = engines.lse_of(call)
+    clean = engines.measure_in_torch(call, lse, read_measures(WITHOUT_TOP, SIZE))
+    k[:, :, 6] = bad
+    found = engines.measure_in_torch(call, lse, read_measures(WITHOUT_TOP, SIZE))
+    assert all(torch.equal(found[name], clean[name]) for name in WITHOUT_TOP)
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
 def test_numbers_that_are_none_do_not_raise_and_stay_in_their_row(bad):
     q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 7, 3)
     q[0, 1, 2] = bad
     call = prepare(q, k, k)
     lse = engines.lse_of(call)
-    found = engines.measure_in_torch(call, lse, ALL)
-    assert found["entropy"].isnan().nonzero().tolist() == [[0, 1, 2]]
-    assert found["received"].isnan().any(-1).tolist() == [[False, True]]
+    for wanted in (ALL, read_measures(WITHOUT_TOP, SIZE)):
+        found = engines.measure_in_torch(call, lse, wanted)
+        assert found["entropy"].isnan().nonzero().tolist() == [[0, 1, 2]]
+        assert found["received"].isnan().any(-1).tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("scale", [1e4, -1e4])

@@ -17,7 +17,8 @@ import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens import overlays
 from regard.lens.files.saving import make_overview
-from regard.lens.overlays import ImagePatches, Overlay, TokenPlacement, find_token, name_token
+from regard.lens.overlays import ImagePatches, Overlay, find_token, name_token
+from regard.lens.placement import TokenPlacement
 from regard.lens.view import View
 
 H, D = 3, 5
@@ -31,7 +32,7 @@ def looked(sides: Sides | list[Sides], entries: int = 1, words: list[list[str]] 
     q = torch.randn(batch, H, several[0].queries.shape[1], D, dtype=torch.float64)
     k, v = torch.randn(2, batch, H, several[0].keys.shape[1], D, dtype=torch.float64)
     view = regard.look(q * 2, k, v, **more)
-    view.placed = TokenPlacement("layer", tuple(several), words)
+    view.placed = TokenPlacement("layer", tuple(several), words, model="Toy", layer=3)
     return view
 
 
@@ -183,7 +184,7 @@ def test_without_a_token_it_is_the_mean_of_all_queries():
     np.testing.assert_allclose(seen.mass, mean[tuple(seen.tokens.T)], rtol=1e-12)
     assert sum(seen.shares.values()) == pytest.approx(1)
     assert seen.asked is None
-    assert seen.title == "layer, mean of 3 heads: all queries → the image"
+    assert seen.title == "Toy, layer 3, mean of 3 heads: all queries → the image"
 
 
 PADDED = Sides.windows((10, 14), stage=0, shifted=True, patch=2, window=3)  # 5 × 7 patches in 6 × 9
@@ -198,7 +199,7 @@ def test_queries_that_are_padding_have_no_part_in_the_mean_of_all(monkeypatch):
     np.testing.assert_allclose(seen.weights, mean.ravel(), rtol=1e-12)
     assert seen.shares == pytest.approx({"patch": mean[real].sum(), "padding": mean[~real].sum()}, rel=1e-12)
     assert sum(seen.shares.values()) == pytest.approx(1)
-    assert seen.title == "layer, mean of 3 heads: all queries → the image"
+    assert seen.title == "Toy, layer 3, mean of 3 heads: all queries → the image"
     one = view.overlay(batch=1, head=2).weights
     np.testing.assert_allclose(one, (rows[:, 2] * real[..., None]).sum(1).ravel() / 35, rtol=1e-12)
 
@@ -209,7 +210,7 @@ def test_padding_that_cannot_be_left_out_is_said():
     view.weights = None
     seen = view.overlay()
     np.testing.assert_allclose(seen.weights, every.ravel(), rtol=1e-12)
-    assert seen.title == "layer, mean of 3 heads: all queries (padding included) → the image"
+    assert seen.title == "Toy, layer 3, mean of 3 heads: all queries (padding included) → the image"
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
@@ -239,7 +240,7 @@ def test_a_word_looks_at_either_picture():
     view = looked(words_and_pictures(), words=WORDS)
     row = exact(view)[0].mean(0)[1]
     first, second = (view.overlay(token="cat", image_index=n) for n in (0, 1))
-    assert first.title == "layer, mean of 3 heads: “cat” (1) → image 0"
+    assert first.title == "Toy, layer 3, mean of 3 heads: “cat” (1) → image 0"
     np.testing.assert_allclose(first.mass, row[4:10], rtol=1e-12)
     np.testing.assert_allclose(second.mass, row[11:13], rtol=1e-12)
     assert first.image_size == (16, 24)
@@ -474,12 +475,12 @@ def test_a_vit_of_transformers_is_laid_out_in_one_line():
     with torch.no_grad():
         weights = model(pixels, output_attentions=True).attentions
     assert len(seen) == len(weights) == 2
-    for view, theirs in zip(seen, weights, strict=True):
+    for layer, (view, theirs) in enumerate(zip(seen, weights, strict=True)):
         shown = view.overlay(token="cls", head=1, batch=1)
         torch.testing.assert_close(torch.from_numpy(shown.weights).float(), theirs[1, 1, 0])
         grid = theirs[1, 1, 0, 1:].reshape(4, 6).repeat_interleave(6, 0).repeat_interleave(6, 1)
         torch.testing.assert_close(torch.from_numpy(shown.heat), grid)
-        assert shown.title.startswith(f"{view.placed.path}, head 1: cls →")
+        assert shown.title.startswith(f"ViTModel, layer {layer}, head 1: cls →")
 
 
 def test_a_swin_of_transformers_is_laid_out_in_a_line_per_block():
@@ -528,7 +529,7 @@ def test_the_picture_says_whose_it_is_and_where_the_rest_went():
     frame = Frame.whole(60, 80).resized(30, 40).cropped(3, 5, 24, 30)
     shown = looked(Sides.patches(frame, patch=6)).overlay(photograph(60, 80), at=(30, 40), head=1)
     words = drawn(shown).words
-    assert words[0] == "layer, head 1: patch (2, 2) → the image"
+    assert words[0] == "Toy, layer 3, head 1: patch (2, 2) → the image"
     assert words[-1] == f"weight in all: patch {shown.shares['patch']:.3f}, cls {shown.shares['cls']:.3f}"
     assert {"the patch itself", "hatched: the model did not see it", "0", f"{shown.mass.max():.3g}"} <= set(words)
 

@@ -16,16 +16,16 @@ from torch import nn
 
 import regard
 from regard import masks, positions
-from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
 from regard.lens.facts import Facts, RowCount
-from regard.lens.files import container, records
+from regard.lens.files import container, exact_weights
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
 from regard.lens.files.saving import make_overview
 from regard.lens.measures.measures import NAMES
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.step_links import StepLink
 from regard.lens.view import PER_QUERY, KnownVisibility, View
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
@@ -469,7 +469,7 @@ def test_overview_of_numpy_views_keeps_their_kind():
 
 def test_mask_with_too_many_cells_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     seen = watched(keep="qk")
-    monkeypatch.setattr(records, "MOST_CELLS", 10)
+    monkeypatch.setattr(exact_weights, "MOST_CELLS", 10)
     with pytest.raises(ValueError, match=r"save\(path, overview=True\).*q.*k"):
         seen.save(tmp_path / "run.regard")
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.lens.assembly import AssembledValues, CallStore, StepLink
+from regard.lens.assembly import CallStore, values_of_run
+from regard.lens.step_links import StepLink
 from regard.lens.values import StoredValues, find_projection
 
 B, H, HKV, NQ, NK, D, DV, WIDE = 2, 6, 3, 5, 7, 4, 3, 11
@@ -276,14 +277,14 @@ def test_steps_share_their_values_and_the_run_has_them_all() -> None:
     assert len({step.tensor.untyped_storage().data_ptr() for step in steps}) == 1
     for step, end in zip(steps, ends, strict=True):
         assert torch.equal(step.tensor, v[:, :, :end])
-    assert torch.equal(AssembledValues(steps, [0] * 4, [None] * 4, NK).tensor, v)
+    assert torch.equal(values_of_run(steps, [0] * 4, [None] * 4, NK), v)
 
 
 def test_values_of_a_run_come_from_the_latest_call_that_has_them() -> None:
     # Positions 0–3, then 2–4 after the cache dropped two; batch rows swapped, and sequence 1 ended after the first.
     first, second = torch.randn(2, 1, 4, 3), torch.randn(2, 1, 3, 3)
     parts = [StoredValues(first), StoredValues(second)]
-    values = AssembledValues(parts, [0, 2], [(1, 0), (0, -1)], 5).tensor
+    values = values_of_run(parts, [0, 2], [(1, 0), (0, -1)], 5)
     assert torch.equal(values[0, :, :2], first[1, :, :2])
     assert torch.equal(values[0, :, 2:], second[0])
     assert torch.equal(values[1, :, :4], first[0])

@@ -17,7 +17,7 @@ from regard.models.config import Config
 from regard.models.dual_encoder import SimilarityHead
 from regard.models.family import empty, places
 from regard.models.loading import family_of, load
-from regard.nn.heads import EndPooler
+from regard.nn.blocks import EndPooler
 from regard.op import observe, unobserve
 
 # The end of a text: its largest id where eos_token_id is 2, else the first token with that id, which also pads.

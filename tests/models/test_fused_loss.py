@@ -228,7 +228,7 @@ def test_recipes_skip_logits_in_training_only(monkeypatch: pytest.MonkeyPatch) -
     for name in ("token_loss", "linear_token_loss"):
         function = getattr(losses, name)
         monkeypatch.setattr(
-            f"regard.models.model.{name}", lambda *a, f=function, n=name, **k: (calls.append(n), f(*a, **k))[1]
+            f"regard.models.losses.{name}", lambda *a, f=function, n=name, **k: (calls.append(n), f(*a, **k))[1]
         )
     model, inputs = build("gpt2, tied", embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0), batch()
     clm = CausalLM(length=N)

@@ -16,7 +16,7 @@ import regard
 from regard import masks
 from regard.models.loading import load
 from regard.models.model import Model
-from regard.nn.cache import GrowingCache
+from regard.nn.attention import GrowingCache
 from regard.nn.sparse_attention import Roles, SlidingAttention
 
 SMALL = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}

@@ -14,10 +14,11 @@ from twins import Twin
 import regard
 from regard.generation import cuda_step
 from regard.generation.config import GenerationConfig
-from regard.generation.loop import ModelState, generate
+from regard.generation.loop import generate
 from regard.lens.efficient_views import look_features
 from regard.models.loading import load
 from regard.models.replacement import Linformer, Performer, replace_attention
+from regard.models.text import ModelState
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, encoder_block
 from regard.nn.feature_maps import orthogonal_features

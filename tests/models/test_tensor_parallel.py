@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import tensor_parallel_worker as worker
 import torch
 import transformers
+from ranks import run_ranks
 from torch import Tensor
 from twins import build
 
@@ -77,28 +76,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, (architecture, config) in CONFIGS.items():
                 build(architecture, config, torch.float32).save_pretrained(folder / name)
             torch.save(inputs(), folder / "inputs.pt")
-            start(folder)
+            run_ranks(worker.main, folder)
             (folder / "done").touch()
     return folder
-
-
-def start(folder: Path) -> None:
-    """Run both processes to their end, and let none outlive this."""
-    command = [sys.executable, worker.__file__]
-    processes = []
-    try:
-        for rank in range(2):
-            with open(folder / f"log {rank}", "w") as log:
-                processes.append(
-                    subprocess.Popen([*command, str(rank), str(folder)], stdout=log, stderr=subprocess.STDOUT)
-                )
-        codes = [process.wait(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"log {rank}").read_text()[-4000:] for rank in range(2))
-    assert codes == [0, 0], logs
 
 
 @pytest.fixture(scope="module")

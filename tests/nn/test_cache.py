@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.nn.cache import FixedCache, GrowingCache
+from regard.nn.attention import FixedCache, GrowingCache
 
 B, H, D, DV = 2, 3, 5, 7
 CHUNKS = (4, 1, 1, 6)  # 12 positions in all

@@ -11,9 +11,8 @@ from torch import nn
 import regard
 from regard import masks
 from regard.nn import attention
-from regard.nn.attention import MultiHeadAttention
-from regard.nn.cache import FixedCache, GrowingCache
-from regard.nn.linear import Joined
+from regard.nn.attention import FixedCache, GrowingCache, MultiHeadAttention
+from regard.nn.projections import Joined
 from regard.nn.sparse_attention import SlidingAttention
 from regard.positions import T5, Rotary, Shaw, Swin, alibi
 from regard.testing import assert_rule as assert_detached

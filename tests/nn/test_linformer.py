@@ -8,9 +8,8 @@ from torch import nn
 
 import regard
 from regard import masks
-from regard.nn.attention import MultiHeadAttention
+from regard.nn.attention import GrowingCache, MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.cache import GrowingCache
 from regard.nn.feature_maps import read_key_mask
 from regard.nn.linformer import LinformerAttention, SlotProjection
 

@@ -12,8 +12,8 @@ from torch import nn
 import regard
 from regard import masks
 from regard.nn import feature_maps
+from regard.nn.attention import GrowingCache
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.cache import GrowingCache
 from regard.nn.feature_maps import PerformerState, log_features, orthogonal_features
 from regard.nn.performer import PerformerAttention, kernel_attention
 from regard.positions import Rotary

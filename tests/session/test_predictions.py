@@ -22,7 +22,7 @@ from regard.explorer.widget import answer
 from regard.models.loading import load
 from regard.session.predictions import TEMPERATURES, predict
 from regard.session.session import Session, look_at, look_at_image, session_of
-from regard.training.data import byte_tokenizer
+from regard.training.tokenizers import byte_tokenizer
 
 TEXT = "The animal did not cross the"
 MASKED = "The [MASK] did not cross the [MASK]."

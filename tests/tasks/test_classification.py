@@ -10,7 +10,7 @@ import torch
 from speaking_twins import bart, bert, gpt2
 
 from regard.models.loading import load
-from regard.nn.heads import Labels
+from regard.nn.blocks import Labels
 from regard.tasks.text import Span, Tagged
 
 NAMES = {0: "bad", 1: "good", 2: "나쁨"}

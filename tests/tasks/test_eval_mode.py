@@ -13,7 +13,7 @@ from speaking_twins import bert, gpt2, t5
 from torch import nn
 
 from regard.models.loading import load
-from regard.tasks.inputs import eval_mode
+from regard.models.model import eval_mode
 
 PHOTO = picture(0)
 VERBS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any]]] = {

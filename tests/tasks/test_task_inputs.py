@@ -72,7 +72,7 @@ def test_pairs_are_texts_too(model) -> None:
 def test_too_long_a_text_is_named_by_its_own_number_with_both_lengths(model) -> None:
     texts = ["it", "cat " * 41, "a cat"]
     with pytest.raises(ValueError, match=r"text.*1.*43.*37.*truncate=True"):
-        list(inputs.batches(model, texts, 1, length=inputs.max_text_positions(model), truncate=False))
+        list(inputs.batches(model, texts, 1, length=model.max_text_positions, truncate=False))
     found = {n: b for (n,), b in inputs.batches(model, texts, 1, length=37, truncate=True)}
     assert found[1].input_ids.shape == (1, 37)
 
@@ -120,7 +120,7 @@ def test_segments_reach_the_model(model) -> None:
 
 
 def test_positions_are_those_of_the_tower_that_reads(model, decoder, tmp_path: Path) -> None:
-    assert [inputs.max_text_positions(m) for m in (model, decoder, load(t5(tmp_path)))] == [37, 241, None]
+    assert [m.max_text_positions for m in (model, decoder, load(t5(tmp_path)))] == [37, 241, None]
 
 
 def test_tokens_are_labels_of_ids_of_one_text_or_of_several(model) -> None:

@@ -26,7 +26,7 @@ from twins import widened
 import regard
 from regard.data.image_processing import ImageProcessor
 from regard.data.images import open_image
-from regard.generation.text import GenerationOutput
+from regard.generation.loop import GenerationOutput
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
 from regard.tasks.text import Classified

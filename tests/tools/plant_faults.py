@@ -87,7 +87,7 @@ FAULTS = [
     ),
     Fault(
         "cache appends in front",
-        "nn/cache.py",
+        "nn/attention.py",
         "torch.cat([self._kv[0], k], -2)",
         "torch.cat([k, self._kv[0]], -2)",
         "tests/nn/test_cache.py",
@@ -122,7 +122,7 @@ FAULTS = [
     ),
     Fault(
         "nucleus keeps too much",
-        "generation/sampling.py",
+        "generation/config.py",
         "cumsum(-1) <= 1 - p",
         "cumsum(-1) <= 1 - 2 * p",
         "tests/generation/test_sampling.py",
@@ -178,10 +178,9 @@ FAULTS = [
     ),
     Fault(
         "weakest links first",
-        "session/heads.py",
         "session/ranking.py",
-        "key=lambda one: (-one[0], one[1]))\n    return [link",
-        "key=lambda one: (one[0], one[1]))\n    return [link",
+        "key=lambda one: (-one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
+        "key=lambda one: (one[0], one[1]))\n    return [link for _, link in ranked[:count]]\n",
         "tests/session/test_ranking.py",
     ),
     Fault(
@@ -207,7 +206,7 @@ FAULTS = [
     ),
     Fault(
         "errors stay English",
-        "locale/errors.py",
+        "locale/__init__.py",
         'return message if lang == "en" else _translated(message, lang)[0]',
         "return message",
         "tests/test_locale.py -k mistake",

@@ -1,11 +1,10 @@
-"""One process of a training run of several, `python parallel_worker.py FOLDER`: torchrun's variables say which.
+"""One process of a training run of several: torchrun's variables say which.
 
 `train_all` also serves the test itself, which computes the same in one process.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -53,7 +52,3 @@ def main(folder: Path) -> None:
     except ValueError as error:
         (folder / f"unequal-{dist.get_rank()}.txt").write_text(str(error))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import parallel_worker
 import pytest
 import torch
 from parallel_worker import OPTIONS, ROWS, model, train_way
+from ranks import run_ranks
 from safetensors.torch import load_file
 
 import regard
@@ -27,17 +25,7 @@ pytestmark = pytest.mark.skipif(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one process and two have trained the same model."""
     folder = tmp_path_factory.mktemp("parallel")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(value) for name, value in place.items()} | {"CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, str(Path(__file__).with_name("parallel_worker.py")), str(folder)]
-        processes.append(subprocess.Popen(command, env=environment))
-    for process in processes:
-        assert process.wait(timeout=240) == 0
+    run_ranks(parallel_worker.main, folder)
     train_way("data", folder / "one")
     return folder
 

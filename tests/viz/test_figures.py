@@ -264,9 +264,9 @@ PICTURES = {
     "heads": lambda: heatmap(weights(6, 5, 7), ["a", "어텐션", "c", "d", "e"], [f"key{j}고양이" for j in range(7)]),
     "numbered": lambda: heatmap(weights(127, 251)),
     "strip": lambda: heatmap(weights(1, 503)),
-    "mask": lambda: mask(causal(), 5, 7),
+    "mask": lambda: mask(causal(), (5, 7)),
     "tiles": lambda: mask(window(128, 0) | seen_by_all([0]), 1024),
-    "long mask": lambda: mask(causal(offset=list(range(60))), 4, 67, dark=True),
+    "long mask": lambda: mask(causal(offset=list(range(60))), (4, 67), dark=True),
     "steps": lambda: steps(
         stages(labels=("나는", "어제", "보았다"), key_labels=tuple(f"열쇠말{j}번" for j in range(5)))
     ),
@@ -381,7 +381,7 @@ def test_long_label_is_cut_and_the_cut_is_marked():
 def test_mask_is_drawn_cell_by_cell(dark):
     theme = DARK if dark else LIGHT
     rule = causal() & ~dense([[True, False, False, False, False]] * 3)
-    figure = mask(rule, 3, 5, dark=dark)
+    figure = mask(rule, (3, 5), dark=dark)
     visible = (cells(figure) != to_rgb(theme.paper)).any(-1)
     assert visible.tolist() == rule.dense(3, 5).tolist()
     assert len(np.unique(cells(figure).reshape(-1, 3), axis=0)) == 2
@@ -392,7 +392,7 @@ def test_mask_is_drawn_cell_by_cell(dark):
 def test_mask_of_ninety_six_is_by_cell_and_of_ninety_seven_by_tile():
     assert cells(mask(causal(), 96)).shape == (96, 96, 3)
     assert cells(mask(causal(), 97)).shape == (49, 49, 3)
-    assert cells(mask(causal(), 3, 97)).shape == (2, 49, 3)
+    assert cells(mask(causal(), (3, 97))).shape == (2, 49, 3)
 
 
 def test_large_mask_is_drawn_by_the_class_of_its_tiles():
@@ -760,7 +760,7 @@ def test_labels_that_do_not_fit_are_refused(labels, error, message):
             r"regard.masks.*ndarray.*masks.dense",
         ),
         (lambda: mask(causal(), 0), ValueError, "0 × 0"),
-        (lambda: mask(causal(), 3, 2**20 + 1), ValueError, r"1048576.*3.*1048577"),
+        (lambda: mask(causal(), (3, 2**20 + 1)), ValueError, r"1048576.*3.*1048577"),
         (lambda: mask(causal(), 3, batch=1), IndexError, r"batch.*1"),
         (lambda: mask(causal(), 3, head=2), IndexError, r"head.*2.*1"),
         (lambda: mask(causal(), 3, labels=["a"]), ValueError, r"labels.*1.*3"),

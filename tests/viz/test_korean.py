@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import regard
 from regard import figures, masks
 from regard.layouts import Frame, Layout, Sides
-from regard.lens.overlays import TokenPlacement
+from regard.lens.placement import TokenPlacement
 from regard.lens.view import View
 
 TOKENS = ["나는", "고양이를", "보았다"]
@@ -57,18 +57,20 @@ DRAWN = {
     ),
     "map": (
         lambda: figures.map_with_marginals(
-            weights(3, 3), received=weights(3), entropy=weights(3), tokens=TOKENS, exact=True, sink=False, lang="ko"
+            weights(3, 3), figures.Axis(tokens=TOKENS, marginal=weights(3), marked=2),
+            figures.Axis(marginal=weights(3), marked=1), sink=False, lang="ko",
         ),
         {"보는 대상 →", "보는 쪽 ↓", "받은 가중치", "엔트로피", "가중치", "정확한 값: 한 칸이 가중치 하나"}
-        | {"빗금: 키 0(색에서 제외)"},
+        | {"빗금: 키 0(색에서 제외)", f"테두리: 쿼리 “{TOKENS[2]}” (2)", f"점선: 키 “{TOKENS[1]}” (1)"},
         {"nat"},
     ),
     "pooled map": (
         lambda: figures.map_with_marginals(
-            weights(64, 64), rows=4096, columns=4096, received=weights(4096), entropy=[np.nan] * 4096,
-            scale="log", sink=False, lang="ko",
+            weights(64, 64), figures.Axis(positions=4096, marginal=[np.nan] * 4096, marked=70),
+            figures.Axis(marginal=weights(4096), marked=5), scale="log", sink=False, lang="ko",
         ),
         {"칸별 가중치,", "로그 스케일", "풀링: 한 칸이 토큰 64 × 64개", "빗금: 키 0~63(색에서 제외)", "유한한 값 없음"}
+        | {"테두리: 쿼리 70", "점선: 키 5"}
         | {"받은 가중치 막대: 키 7개 중 최댓값", "엔트로피 막대: 쿼리 7개의 평균"},
         set(),
     ),
@@ -93,16 +95,16 @@ DRAWN = {
         set(),
     ),
     "columns": (
-        lambda: figures.links(TOKENS, [2, 0], [1, 1], [0.7, 0.4], lang="ko"),
+        lambda: figures.links(TOKENS, [(2, 1, 0.7), (0, 1, 0.4)], lang="ko"),
         {"가중치", "연결 2개", "보는 쪽", "보는 대상"},
         set(),
     ),
     "arcs": (
-        lambda: figures.links(TOKENS, [2, 0], [1, 1], [0.7, 0.4], kind="arcs", lang="ko"),
+        lambda: figures.links(TOKENS, [(2, 1, 0.7), (0, 1, 0.4)], kind="arcs", lang="ko"),
         {"위: 앞쪽 토큰이나 자기 자신을 봄", "아래: 뒤쪽 토큰을 봄", "점: 보는 대상"},
         set(),
     ),
-    "one link": (lambda: figures.links(TOKENS, [2], [1], [0.7], lang="ko"), {"연결 1개"}, set()),
+    "one link": (lambda: figures.links(TOKENS, [(2, 1, 0.7)], lang="ko"), {"연결 1개"}, set()),
     "mask": (
         lambda: figures.mask(masks.causal(), 3, lang="ko"),
         {"보는 대상 →", "보는 쪽 ↓", "볼 수 있음", "가려짐"},
@@ -159,7 +161,7 @@ def test_capture_is_shown_in_korean():
     with torch.no_grad(), regard.watch(layer) as seen:
         layer(torch.zeros(1, 3, 8))
     assert {"헤드 →", "레이어 ↓", "엔트로피"} <= words(seen.show(lang="ko"))
-    assert {"헤드 1", "엔트로피"} <= words(seen.show(0, head=1, lang="ko"))
+    assert {"TransformerEncoderLayer, 레이어 0, 헤드 1", "엔트로피"} <= words(seen.show(0, head=1, lang="ko"))
 
 
 def test_html_is_korean():
@@ -199,7 +201,7 @@ def test_titles_of_overlays_are_korean():
         lambda lang: figures.map_with_marginals([[1.0]], lang=lang),
         lambda lang: figures.text_heat(["a"], [1.0], lang=lang),
         lambda lang: figures.text_heat_html(["a"], [1.0], lang=lang),
-        lambda lang: figures.links(["a"], [0], [0], [1.0], lang=lang),
+        lambda lang: figures.links(["a"], [(0, 0, 1.0)], lang=lang),
         lambda lang: figures.mask(masks.causal(), 2, lang=lang),
         lambda lang: figures.steps(regard.steps(np.eye(2), np.eye(2), np.eye(2)), lang=lang),
         lambda lang: figures.overlay(PATCHES, [1.0, 1.0], (4, 8), lang=lang),

@@ -11,7 +11,7 @@ from hashlib import blake2b, file_digest
 from io import BufferedReader
 from math import inf, prod
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.files import Refusal, atomic_file, check_file, parsed
-from regard.safetensors_file import CODES, MAX_HEADER, TensorFile, TensorFileError, check_tensor
+from regard.safetensors_file import MAX_HEADER, TensorFile, TensorFileError, check_tensor, header_entries, raw_bytes
 
 VERSION = 1
 """The format this file writes and reads."""
@@ -39,6 +39,9 @@ FORGED = "another program has written it, so it is not to be trusted"
 Reference = str | dict[str, Any]
 """How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
 "order", the order of its axes in the file; "first", how many of axis 2 are meant."""
+
+REFERENCE: Any = str | dict | None  # what `fields` takes for one, or for none
+LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 
 Axis = int | tuple[int, ...] | None
 """Allowed sizes of a tensor's axis: one size, one of several, or any."""
@@ -88,16 +91,10 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     # 1. The text, with zeros for the checksums. Written here, because safetensors shuffles the metadata.
     for name, tensor in tensors.items():
         check_tensor(name, tensor)
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # wide ones first, so all are aligned
+    tensor_entries = header_entries(tensors)
     values = ["regard capture", str(VERSION), ZEROS, ZEROS, _json(header, sort_keys=True)]
-    entries: dict[str, Any] = {"__metadata__": dict(zip(METADATA, values, strict=True))}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.itemsize * tensor.numel()
-        entries[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     try:
-        text = _json(entries).encode()
+        text = _json({"__metadata__": dict(zip(METADATA, values, strict=True)), **tensor_entries}).encode()
     except UnicodeEncodeError as error:
         advice = "text.encode('utf-8', 'replace').decode() puts a question mark there"
         lone = error.object[error.start]
@@ -113,9 +110,8 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     with atomic_file(path, "the capture") as file:
         file.write(length + sealed)
         checksum = _checksum()
-        for name in names:  # one at a time: they may come from a GPU
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+        for name in tensor_entries:  # one at a time: they may come from a GPU
+            raw = raw_bytes(tensors[name])
             checksum.update(raw)
             file.write(raw)
         assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the text has zeros in place of the checksums"
@@ -230,9 +226,7 @@ class Outgoing:
             by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
             order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
             laid_out = held.permute(order)
-            flat = laid_out.cpu().contiguous().reshape(-1)
-            raw: bytes | memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-            content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw).digest())
+            content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw_bytes(laid_out)).digest())
             if content not in self._by_content:
                 self._by_content[content], self.tensors[name] = name, laid_out
                 if memory is not None:  # the memory stays ours, and so does its address
@@ -302,14 +296,20 @@ class Incoming:
             raise ContentError(f"nothing says what tensor {min(self._unused)!r} is ({len(self._unused)} such)")
 
 
-def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> tuple[Any, ...]:
-    """The values of a JSON object that has exactly these keys and types, in the order of `kinds`.
+def fields(
+    value: object,
+    where: str,
+    kinds: Mapping[str, type | UnionType],
+    optional: Mapping[str, type | UnionType] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A JSON object of exactly these keys and types, and of some of the optional ones; in the order of `kinds`.
 
-    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
-    ('attn', 3)
+    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int}, {"rows": list})
+    {'path': 'attn', 'n': 3}
     """
     if not isinstance(value, dict):
         raise ContentError(f"{where} must be a JSON object, got {type(value).__name__}")
+    kinds = {**kinds, **{name: kind for name, kind in optional.items() if name in value}}
     if unknown := sorted(value.keys() - kinds.keys()):
         raise CaptureFileError(f"{where} has {', '.join(map(repr, unknown))}, unknown to this regard: upgrade regard")
     if missing := sorted(kinds.keys() - value.keys()):
@@ -319,7 +319,7 @@ def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> 
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             expected = kind.__name__ if isinstance(kind, type) else str(kind)
             raise ContentError(f"{where}: {name} must be {expected}, got {type(item).__name__}")
-    return tuple(value[name] for name in kinds)
+    return {name: value[name] for name in kinds}
 
 
 def is_list_of(value: object, kind: type) -> bool:

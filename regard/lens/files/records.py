@@ -1,4 +1,4 @@
-"""Records, views, facts and exact weights as JSON and tensors, and back with every value checked.
+"""Records, views and facts as JSON and tensors, and back with every value checked.
 
 The unpacking functions raise CaptureFileError for values that are missing, unknown or inconsistent.
 
@@ -16,45 +16,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call
-from regard.lens.assembly import StepLink
-from regard.lens.facts import Causality, Facts
+from regard.lens.facts import Causality, Facts, RowCount
 from regard.lens.files.container import (
+    LARGEST,
+    REFERENCE,
     Axis,
     CaptureFileError,
     ContentError,
     Incoming,
     Kind,
     Outgoing,
-    Reference,
     fields,
     is_list_of,
-    pack_bits,
 )
-from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
+from regard.lens.files.exact_weights import FARTHEST, once, pack_weights, unpack_weights
+from regard.lens.measures.measures import Sizes
+from regard.lens.measures.weights import StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.step_links import StepLink
 from regard.lens.values import OutputProjection, StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
-from regard.lens.visibility import BiasKind, Side, dense_cells
-from regard.masks import Causal, DenseMask, Mask, window
-from regard.masks.biases import Bias, DenseBias
-from regard.masks.patterns import NO_LIMIT
-from regard.masks.rules import Rule, indices
-from regard.positions import Relative
+from regard.lens.visibility import BiasKind, Side
 
-Sizes = tuple[int, int, int, int]
-Form = tuple[tuple[Axis, ...], Kind]
-"""Shape and kind of a tensor."""
+Form = tuple[tuple[Axis, ...], Kind]  # of a tensor
 
 MOST_POSITIONS = 1 << 24  # of a side, and batch rows × heads
-FARTHEST = 1 << 40  # of a position; torch counts in 64 bits
-LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 BANDS = (4, 4, 32, 32)  # largest shape of the bands of facts
-MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits
-MOST_NUMBERS = 1 << 26  # of a bias that is a rule: 256 MiB in fp32
-AT_ONCE = 1 << 22  # cells of a rule computed in one piece
 
-REFERENCE: Any = str | dict | None
 PLAIN = {"path": str, "n": int, "kind": str, "source": str, "kernel": str, "compiled": bool, "trouble": str | None}
 RECORD = PLAIN | {"link": dict | None, "facts": dict | None, "heads": list, "view": dict | None}
 VIEW = {
@@ -75,8 +63,8 @@ VIEW = {
     "output": REFERENCE,
     "weights": dict | None,
 }
+# Of a view, written only if it has them: older versions read on.
 MORE = {"values": str | dict, "projection": str, "output_gradient": str | dict}
-"""Of a view, written only if it has them: older versions read on."""
 FACTS = {
     "sizes": list,
     "mask": str,
@@ -92,51 +80,34 @@ FACTS = {
     "softcap": float | int | None,
     "tensors": dict,
 }
-REMEMBERED = {
-    "kind": str,
-    "q": str | dict,
-    "k": str | dict,
-    "lse": str | dict,
-    "sinks": str | dict | None,
-    "mask": dict | None,
-    "bias": dict | None,
-    "scale": float | int,
-    "softcap": float | int | None,
-    "dropout": float | int,
-}
-
 
 # -------------------------------------------------------------------------------------------------------------- records
 
 
 def pack_record(record: Record, name: str, out: Outgoing) -> dict[str, Any]:
     """The JSON of a record; its tensors go to `out` under names that start with `name`."""
-    packed: dict[str, Any] = {key: getattr(record, key) for key in PLAIN}
-    packed |= {"link": None, "facts": None}
-    if (link := record.link) is not None:
-        rows = None if link.rows is None else list(link.rows)
-        packed["link"] = {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
-        if link.returned is not None:
-            packed["link"]["returned"] = list(link.returned)
-    if record.facts is not None:
-        tensors = {key: out.put(f"{name}/facts/{key}", values) for key, values in record.facts.tensors().items()}
-        facts = record.facts.to_json()
-        packed["facts"] = facts | {"bad": [[key, *counts] for key, counts in facts["bad"].items()], "tensors": tensors}
-    packed["heads"] = [[key, out.put(f"{name}/heads/{key}", values)] for key, values in record.heads.items()]
-    packed["view"] = None if record.view is None else _pack_view(record.view, name, out)
-    return packed
+    link = None if record.link is None else dict(vars(record.link))
+    if link is not None and link["returned"] is None:  # written only if it is known: older versions read on
+        del link["returned"]
+    return {key: getattr(record, key) for key in PLAIN} | {
+        "link": link,
+        "facts": None if record.facts is None else pack_facts(record.facts, f"{name}/facts", out),
+        "heads": [[key, out.put(f"{name}/heads/{key}", values)] for key, values in record.heads.items()],
+        "view": None if record.view is None else _pack_view(record.view, name, out),
+    }
 
 
 def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
     """The inverse of `pack_record`; `where` names the record in messages."""
-    path, n, kind, source, kernel, compiled, trouble, link, facts, heads, view = fields(value, where, RECORD)
-    if kind not in ("self", "cross"):
-        raise ContentError(f"{where}: kind must be self or cross, got {kind!r:.80}")
-    if n < 0:
-        raise ContentError(f"{where}: n must be the number of a call, got {n}")
-    record = Record(path, n, kind, source, kernel, compiled, trouble=trouble)
+    stored = fields(value, where, RECORD)
+    record = Record(**{key: stored[key] for key in PLAIN})
+    if record.kind not in ("self", "cross"):
+        raise ContentError(f"{where}: kind must be self or cross, got {record.kind!r:.80}")
+    if record.n < 0:
+        raise ContentError(f"{where}: n must be the number of a call, got {record.n}")
+    link, facts, view = (stored[key] for key in ("link", "facts", "view"))
     record.view = None if view is None else _unpack_view(view, where, tensors)
-    record.facts = None if facts is None else _unpack_facts(facts, where, tensors)
+    record.facts = None if facts is None else unpack_facts(facts, where, tensors)
     shape: tuple[Axis, ...] = (None, None)
     batch = None
     if record.view is not None:
@@ -147,16 +118,14 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
             record.view.edited = True
             if isinstance(record.view.weights, StoredWeights):
                 record.view.weights.edited = True
-    record.heads = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
-    record.link = None if link is None else _unpack_link(link, n, batch, where)
+    record.heads = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(stored["heads"], where)}
+    record.link = None if link is None else _unpack_link(link, record.n, batch, where)
     return record
 
 
 def _unpack_link(value: object, n: int, batch: int | None, where: str) -> StepLink:
-    kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
-    if isinstance(value, dict) and "returned" in value:  # written only if it is known
-        kinds["returned"] = list
-    after, first, known, rows, *others = fields(value, f"link of {where}", kinds)
+    kinds = {"after": int | None, "first": int, "known": int, "rows": list | None}
+    after, first, known, rows, *others = fields(value, f"link of {where}", kinds, {"returned": list}).values()
     there = after is None or 0 <= after < n
     moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
     ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
@@ -213,39 +182,29 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"a view holds {unknown[0]!r}, which is no measure of regard's and cannot be saved")
 
-    def put(key: str, values: Any) -> Reference | None:
-        if values is None:
-            return None
-        return out.put(f"{name}/{key}", torch.from_numpy(values) if isinstance(values, np.ndarray) else values)
+    def put(key: str, values: Any) -> Any:
+        values = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return out.put(f"{name}/{key}", values) if isinstance(values, Tensor) else values
 
-    offset = view.place.offset
     more: dict[str, Any] = {}
     if view.kept_values is not None:
-        v = view.kept_values.tensor
-        more["values"] = put("values", v[:1] if v.shape[0] > 1 and v.stride(0) == 0 else v)
+        more["values"] = put("values", once(view.kept_values.tensor))
         if view.projection is not None:
             more["projection"] = view.projection.path
     if view.output_gradient is not None:
         more["output_gradient"] = put("output_gradient", view.output_gradient)
+    arrays = {key: getattr(view.place, key) for key in ("visible", "padding", "offset")}
+    arrays |= {**vars(view.tokens), "output": view.given_output}
     return more | {
-        **{key: getattr(view, key) for key in ("kind", "size", "links", "numpy", "engine")},
-        "sizes": list(view.sizes),
-        "lead": None if view.lead is None else list(view.lead),
-        "pooled": list(view.pooled),
+        **{key: getattr(view, key) for key in ("sizes", "kind", "size", "links", "lead", "numpy", "engine", "pooled")},
         "held": [[key, put(key, values)] for key, values in view.held.items()],
-        "visible": put("visible", view.place.visible),
-        "padding": put("padding", view.place.padding),
-        "offset": put("offset", offset) if isinstance(offset, Tensor) else offset,
-        "ids": put("ids", view.tokens.ids),
-        "delimiters": put("delimiters", view.tokens.delimiters),
-        "output": put("output", view.given_output),
+        **{key: put(key, values) for key, values in arrays.items()},
         "weights": None if view.weights is None else pack_weights(view.weights, name, out),
     }
 
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
-    known = VIEW | {key: kind for key, kind in MORE.items() if isinstance(value, dict) and key in value}
-    stored: dict[str, Any] = dict(zip(known, fields(value, where, known), strict=True))
+    stored = fields(value, where, VIEW, MORE)
     sizes, lead, numpy = _sizes(stored["sizes"], where), stored["lead"], stored["numpy"]
     batch, heads, nq, nk = sizes
     if not is_list_of(stored["pooled"], str) or not set(stored["pooled"]) <= {*PER_QUERY, "received"}:
@@ -353,9 +312,21 @@ def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- facts
 
 
-def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
-    known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
-    stored = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
+def pack_facts(facts: Facts, name: str, out: Outgoing) -> dict[str, Any]:
+    """The JSON of facts; their tensors go to `out` under names that start with `name`."""
+    tensors = {"bands": facts.bands} | ({} if facts.padding is None else {"padding": facts.padding})
+    return {key: getattr(facts, key) for key in FACTS if key != "tensors"} | {
+        "empty_rows": vars(facts.empty_rows),
+        "unhidden_rows": vars(facts.unhidden_rows),
+        "bad": [[key, *counts] for key, counts in facts.bad.items()],
+        "tensors": {key: out.put(f"{name}/{key}", values) for key, values in tensors.items()},
+        **({"edited": True} if facts.edited else {}),  # written only if True: older versions read on
+    }
+
+
+def unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
+    """The inverse of `pack_facts`; `where` names the record in messages."""
+    stored = fields(value, f"facts of {where}", FACTS, {"edited": bool})
     batch, _, _, nk = sizes = _sizes(stored["sizes"], where)
     limits = {"bias_from": LARGEST, "softcap": LARGEST, "offset": FARTHEST}
     sound = {
@@ -373,20 +344,19 @@ def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
         if not right:
             text = reprlib.repr(stored[name])
             raise ContentError(f"facts of {where}: {name} of a call of {sizes} cannot be {text}")
-    references = stored.pop("tensors")
-    forms: dict[str, Form] = {
-        "bands": ((None, None, None, None), "bytes"),
-        "padding": (((1, batch), nk), "booleans"),
-    }
-    if unknown := sorted(references.keys() - forms.keys()):
-        raise ContentError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard")
-    taken = {key: tensors.take(ref, f"{key} of {where}", *forms[key]) for key, ref in references.items()}
-    if "bands" in taken and any(n > most for n, most in zip(taken["bands"].shape, BANDS, strict=True)):
-        raise ContentError(f"bands of {where} have shape {tuple(taken['bands'].shape)}")
-    try:
-        return Facts.from_json(stored | {"bad": {key: counts for key, *counts in stored["bad"]}}, taken)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ContentError(f"facts of {where}: {error}") from None
+    references = fields(stored.pop("tensors"), f"facts of {where}", {"bands": REFERENCE}, {"padding": REFERENCE})
+    bands = tensors.take(references["bands"], f"bands of {where}", (None, None, None, None), "bytes")
+    if any(n > most for n, most in zip(bands.shape, BANDS, strict=True)):
+        raise ContentError(f"bands of {where} have shape {tuple(bands.shape)}")
+    padding = None
+    if "padding" in references:
+        padding = tensors.take(references["padding"], f"padding of {where}", ((1, batch), nk), "booleans")
+    for name in ("empty_rows", "unhidden_rows"):
+        count, tokens, example = (stored[name][key] for key in ("count", "tokens", "example"))
+        stored[name] = RowCount(count, tokens, None if example is None else tuple(example))
+    bad = {name: (nans, infinities) for name, nans, infinities in stored["bad"]}
+    stored |= {"sizes": sizes, "sides": tuple(stored["sides"]), "bad": bad}
+    return Facts(**stored, bands=bands, padding=padding)
 
 
 def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
@@ -397,145 +367,3 @@ def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
             inside = all(0 <= at < size for at, size in zip((b, h, i), sizes, strict=False))
             return len(rows) == 3 and inside and 0 <= tokens <= count <= prod(sizes[:3])
     return False
-
-
-# -------------------------------------------------------------------------------------------------------- exact weights
-
-
-def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
-    """The JSON of exact weights; their tensors go to `out` under names that start with `name`.
-
-    They come back the same to the bit: a mask is written as a band of three numbers if it is one, else as bits; a bias
-    as its numbers, one per distance if it depends on the distance alone.
-
-    Raises ValueError for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
-    """
-    if isinstance(weights, StoredWeights):
-        scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
-        return {"kind": "given", "weights": out.put(f"{name}/weights", weights.weights), "scores": scores}
-    if not isinstance(weights, ComputedWeights):
-        raise ValueError(f"weights of kind {type(weights).__name__} cannot be saved; set view.weights to None")
-    call, empty = weights.call, 0 in weights.call.sizes
-    # Where one q or k is expanded to all batch rows, it is written once.
-    q, k = (x[:1] if x.shape[0] > 1 and x.stride(0) == 0 else x for x in (call.q, call.k))
-    return {
-        "kind": "remembered",
-        "q": out.put(f"{name}/q", q),
-        "k": out.put(f"{name}/k", k),
-        "lse": out.put(f"{name}/kept lse", weights.lse),
-        "sinks": None if call.sinks is None else out.put(f"{name}/sinks", call.sinks),
-        "mask": None if call.mask is None or empty else _pack_mask(call.mask, call, f"{name}/mask", out),
-        "bias": None if call.bias is None or empty else _pack_bias(call.bias, call, f"{name}/bias", out),
-        "scale": call.scale,
-        "softcap": call.softcap,
-        "dropout": call.dropout,
-    }
-
-
-def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Weights:
-    """The inverse of `pack_weights`, of a call of these sizes."""
-    batch, heads, nq, nk = sizes
-    if isinstance(value, dict) and value.get("kind") == "given":
-        _, weights, scores = fields(value, where, {"kind": str, "weights": str | dict, "scores": str | dict | None})
-        given = StoredWeights(tensors.take(weights, f"weights of {where}", sizes))
-        if scores is not None:  # a sink's column may be last
-            given.scores = tensors.take(scores, f"scores of {where}", (*sizes[:3], (nk, nk + 1)))
-        return given
-    kind, q, k, lse, sinks, mask, bias, scale, softcap, dropout = fields(value, where, REMEMBERED)
-    if kind != "remembered":
-        raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")
-    q = tensors.take(q, f"q of {where}", ((1, batch), heads, nq, None)).expand(batch, -1, -1, -1)
-    k = tensors.take(k, f"k of {where}", ((1, batch), None, nk, q.shape[-1])).expand(batch, -1, -1, -1)
-    if k.shape[1] == 0 or heads % k.shape[1]:
-        raise ContentError(f"k of {where} has {k.shape[1]} heads for {heads} of q")
-    if q.dtype != k.dtype or q.shape[-1] == 0:
-        raise ContentError(f"q of {where} is {q.dtype}, k {k.dtype}, both {q.shape[-1]} wide")
-    if not (abs(scale) <= LARGEST and (softcap is None or 0 < softcap <= LARGEST) and 0 <= dropout < 1):
-        values = reprlib.repr({"scale": scale, "softcap": softcap, "dropout": dropout})
-        raise ContentError(f"{where}: {values} cannot be")
-    if sinks is not None:  # one logit per head, or per row where a softmax written out had a column of them
-        sinks = tensors.take(sinks, f"sinks of {where}", None)
-        if tuple(sinks.shape) not in ((heads,), sizes[:3]):
-            raise ContentError(f"sinks of {where} have shape {tuple(sinks.shape)}, not ({heads},)")
-    rule = None if mask is None else _unpack_mask(mask, sizes, f"mask of {where}", tensors)
-    term = None if bias is None else _unpack_bias(bias, sizes, f"bias of {where}", tensors)
-    v = k.new_zeros(1).expand(*k.shape[:3], 1)  # exact weights do not read the values
-    call = Call(q, k, v, rule, term, scale, softcap, sinks, dropout, numpy=False, sizes=sizes)
-    return ComputedWeights(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
-
-
-def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
-    band = mask.band(*call.sizes[2:])
-    if band is not None:
-        return {"band": list(band)}
-    cells = dense_cells(mask.cells) if isinstance(mask, DenseMask) else _cells(mask, call, "mask", MOST_CELLS)
-    return {"bits": out.put(name, pack_bits(cells)), "shape": list(cells.shape)}
-
-
-def _unpack_mask(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Mask:
-    if "band" in value:
-        (band,) = fields(value, what, {"band": list})
-        if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > FARTHEST:
-            raise ContentError(f"{what}: a band is three integers of at most {FARTHEST:,}, got {band!r:.80}")
-        offset, before, after = band
-        place = None if offset == sizes[3] - sizes[2] else offset
-        try:
-            return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
-        except (ValueError, TypeError) as error:
-            raise ContentError(f"{what}: {error}") from None
-    bits, shape = fields(value, what, {"bits": str, "shape": list})
-    try:
-        cells = tensors.take_bits(bits, what, shape)
-        if cells.ndim != 4:
-            raise ValueError(f"its shape {shape} has not four axes")
-        mask = DenseMask(cells)
-        mask.fit(*sizes)
-        return mask
-    except ContentError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ContentError(f"{what}: {error}") from None
-
-
-def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
-    if isinstance(bias, DenseBias):
-        return {"cells": out.put(name, dense_cells(bias.cells))}
-    if not bias.by_distance:
-        return {"cells": out.put(name, _cells(bias, call, "bias", MOST_NUMBERS))}
-    # One number for each j − i from −n to n, n = max(Nq, Nk) − 1: (B or 1, H or 1, 1, 2n + 1)
-    batch, heads, (_, _, nq, nk) = *bias.leading, call.sizes
-    most = max(nq, nk) - 1
-    distance = torch.arange(-most, most + 1, device=call.device).clamp(1 - nq, nk - 1)
-    i, j = (-distance).clamp(min=0), distance.clamp(min=0)
-    b, h, _, _ = indices(batch, heads, i, j, call.device)
-    terms: Tensor = bias.bind(nq, nk, call.device, call.wide)(b, h, i, j)
-    return {"by distance": out.put(name, terms.expand(batch, heads, 1, 2 * most + 1))}
-
-
-def _unpack_bias(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Bias:
-    batch, heads, nq, nk = sizes
-    lead = ((1, batch), (1, heads))
-    if "by distance" in value:
-        (terms,) = fields(value, what, {"by distance": str | dict})
-        return Relative(tensors.take(terms, what, (*lead, 1, 2 * max(nq, nk) - 1)), offset=0)
-    (cells,) = fields(value, what, {"cells": str | dict})
-    return DenseBias(tensors.take(cells, what, (*lead, (1, nq), (1, nk))))
-
-
-def _cells(rule: Rule, call: Call, what: str, most: int) -> Tensor:
-    """A rule as (B or 1, H or 1, Nq, Nk) cells on the CPU, a few rows at a time."""
-    batch, heads, (_, _, nq, nk) = *rule.leading, call.sizes
-    count = batch * heads * nq * nk
-    if count > most:
-        raise ValueError(
-            f"the {what} {rule!r} is a rule that a file holds cell by cell only: {count:,} of them, at most {most:,}; "
-            "save(path, overview=True) leaves q and k out and needs none of them"
-        )
-    bound = rule.bind(nq, nk, call.device, call.wide)
-    rows, keys = (torch.arange(n, device=call.device) for n in (nq, nk))
-    pieces = []
-    step = max(1, AT_ONCE // (batch * heads * nk))
-    for part in (rows[at : at + step] for at in range(0, nq, step)):
-        cells = torch.as_tensor(bound(*indices(batch, heads, part, keys, call.device)))
-        pieces.append(cells.expand(batch, heads, len(part), nk).cpu())
-    return torch.cat(pieces, 2)

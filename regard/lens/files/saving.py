@@ -90,17 +90,15 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if any(record.view is not None and record.view.overview for record in records):
-        header["overview"] = True
     layouts = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
-    if layouts:
-        header["layouts"] = pack_layouts(layouts, out)
-    if photos and capture.photos:
-        header["photos"] = pack_photos(capture.photos, out)
-    if capture.edits:
-        header["edits"] = [pack_edit(edit) for edit in capture.edits]
-    if capture.effects:
-        header["effects"] = [pack_effect(effect) for effect in capture.effects]
+    optional = {
+        "overview": any(record.view is not None and record.view.overview for record in records),
+        "layouts": pack_layouts(layouts, out) if layouts else None,
+        "photos": pack_photos(capture.photos if photos else (), out),
+        "edits": [pack_edit(edit) for edit in capture.edits],
+        "effects": [pack_effect(effect) for effect in capture.effects],
+    }
+    header |= {name: value for name, value in optional.items() if value}
     try:  # a file that could not be opened again is not written
         _unpack(type(capture)(), json.loads(json.dumps(header)), "", Incoming(out.tensors))
     except CaptureFileError as error:
@@ -119,16 +117,15 @@ def load(capture: Capture, path: str | os.PathLike[str]) -> None:
 
 
 def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Incoming) -> None:
-    known = HEADER | {key: kind for key, kind in OPTIONAL.items() if key in header}
-    model, tokens, unseen, records, regard, torch_, written, *_ = fields(header, "the header", known)
-    if not all(is_list_of(row, str) for row in tokens or []):
+    header = fields(header, "the header", HEADER, OPTIONAL)
+    if not all(is_list_of(row, str) for row in header["tokens"] or []):
         raise ContentError("tokens must be lists of words")
-    if not all(is_list_of(item, str) and len(item) == 2 for item in unseen):
+    if not all(is_list_of(item, str) and len(item) == 2 for item in header["unseen"]):
         raise ContentError("unseen must be pairs of a path and a reason")
-    capture.model, capture.tokens = model, tokens
-    capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
-    capture.unseen.update(unseen)
-    capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
+    capture.model, capture.tokens = header["model"], header["tokens"]
+    capture.origin = {"path": path} | {name: header[name] for name in ("regard", "torch", "written")}
+    capture.unseen.update(header["unseen"])
+    capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(header["records"]))
     check_runs(capture.records)
     if header.get("overview"):
         for record in capture.records:
@@ -234,7 +231,7 @@ def _narrow(numbers: np.ndarray[Any, Any], types: tuple[type, ...]) -> np.ndarra
 def unpack_layouts(value: object, tensors: Incoming) -> dict[str, tuple[Sides, ...]]:
     """The inverse of `pack_layouts`."""
     expected = {"frames": list, "kinds": list, "tokens": list, "sides": list}
-    frame_values, kinds, tokens, sides = fields(value, "layouts", expected)
+    frame_values, kinds, tokens, sides = fields(value, "layouts", expected).values()
     if not is_list_of(kinds, str):
         raise ContentError("layouts: kinds must be words")
     if unknown := sorted(set(kinds) - set(KINDS)):

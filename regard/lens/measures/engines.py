@@ -25,6 +25,7 @@ from regard.backends.call import Call
 from regard.devices import no_triton
 from regard.lens.measures.measures import MEASURES, MeasureOptions, Pool, Sizes, WeightTile
 from regard.lens.measures.weights import (
+    LOG2E,
     ComputedWeights,
     StoredWeights,
     Weights,
@@ -40,6 +41,9 @@ from regard.masks.rules import IndexRule
 TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
 SHARED_CELLS = 1 << 20  # of a pass that several threads share: less takes them as long to begin as to do
+
+NEVER = -1e38
+"""log₂ of the weight of a hidden key: 2 to this is 0, and 0 times it is 0."""
 
 T = TypeVar("T")
 S = TypeVar("S", bound="_Source")
@@ -106,7 +110,7 @@ def measure_in_torch(call: Call, lse: Tensor, wanted: MeasureOptions) -> dict[st
     with as_they_are(call.device):
         if call.wide == torch.float64 or not is_large(lse):
             lse = lse.to(call.wide)
-            return {"lse": lse} | _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+            return {"lse": lse} | _measure(_of_call(call, lse, wanted), lse, call.sinks, wanted)
         lse = lse if lse.dtype == torch.float64 else lse_of(call, torch.float64)
         return {"lse": lse} | _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
 
@@ -238,8 +242,11 @@ class _Place:
     def queries(self) -> tuple[slice, slice, slice]:
         return self.batch, self.heads, self.rows
 
-    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0) -> WeightTile:
-        return WeightTile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch, unit=unit)
+    def tile(
+        self, s: Tensor | None, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0, t_unit: float = 1.0
+    ) -> WeightTile:
+        place = self.batch, self.heads, self.rows, self.cols
+        return WeightTile(*place, s, t, p, scratch, unit=unit, t_unit=t_unit)
 
 
 class _Source(ABC):
@@ -326,17 +333,12 @@ class _FromCall(_Source):
         torch.add(self.minus_lse[at.queries], s, alpha=self.unit, out=t)
         if at.masked or self.term is not None:  # a bias, too, may hold −∞
             t.clamp_(min=torch.finfo(t.dtype).min)
-        return at.tile(s, t, exponentials(t, out=p), scratch, self.unit)
+        return at.tile(s, t, exponentials(t, out=p), scratch, unit=self.unit)
 
     def scores(self, at: _Place) -> Tensor:
         """The scores (b, h, r, c) in units of `unit`, −∞ where hidden; the next call overwrites them."""
         call = self.call
-        # The keys that these heads read: (b, 1 or h, c, D)
-        first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
-        k = self.k[at.batch, first : last + 1, at.cols]
-        if first != last and self.group != 1:
-            k = k[:, _range(at.heads, self.device) // self.group - first]
-        q, k = self.q[at.queries].to(self.wide), k.to(self.wide)
+        q, k = self.q[at.queries].to(self.wide), self._keys(at).to(self.wide)
         rest = call.scale / self.unit
         if rest <= 0:
             q, rest = q * rest, 1.0
@@ -349,6 +351,12 @@ class _FromCall(_Source):
         if at.masked and call.mask is not None and self.see is not None:
             s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
         return s
+
+    def _keys(self, at: _Place) -> Tensor:
+        """The keys that these heads read, (b, 1 or h, c, D)."""
+        first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
+        k = self.k[at.batch, first : last + 1, at.cols]
+        return k if first == last or self.group == 1 else k[:, _range(at.heads, self.device) // self.group - first]
 
     def _tile_buffers(self, shape: tuple[int, ...]) -> Sequence[Tensor]:
         """Four tensors in the same memory for every tile: fresh memory would cost page faults."""
@@ -366,6 +374,63 @@ class _FromCall(_Source):
         b, h, i, j = (_range(x, self.device) for x in place)
         cells: Tensor = bound(b.view(-1, 1, 1, 1), h.view(-1, 1, 1), i.view(-1, 1), j)
         return cells
+
+
+def _of_call(call: Call, lse: Tensor, wanted: MeasureOptions) -> _FromCall:
+    """The source with the fewest passes over a tile that has what is wanted; lse is not large."""
+    plain = call.softcap is None and call.bias is None and call.scale > 0 and lse.dtype == torch.float32
+    # "top" tells equal scores from others, and a product with the scale in it rounds them apart.
+    if plain and "top" not in wanted.names and call.device.type == "cpu":
+        return _FromProducts(call, lse)
+    return _FromCall(call, lse)
+
+
+class _FromProducts(_FromCall):
+    """Weights whose logarithms are products: (q·scale·log₂e, −lse·log₂e)·(k, 1) = log₂ p, with no pass over the tile.
+
+    −lse is added last, as it would be after a product of q and k alone. For fp32 and rows that are not large.
+    """
+
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        super().__init__(call, lse)
+        self.band = None if call.mask is None else call.mask.band(*call.sizes[2:])
+        self.bits: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # alike for the tiles along a diagonal
+
+    def _allocate(self) -> None:
+        super()._allocate()
+        self.rows: tuple[tuple[slice, slice, slice] | None, Tensor] = None, self.q
+
+    def tile(self, at: _Place) -> WeightTile:
+        """t = log₂ p, and p = 2^t."""
+        q, k = self._with_lse(at), self._keys(at).to(self.wide)
+        t, p, scratch, _ = self._tile_buffers((*q.shape[:3], k.shape[2]))
+        torch.matmul(q, torch.cat([k, k.new_ones(*k.shape[:3], 1)], -1).mT, out=t)
+        if at.masked and self.call.mask is not None and self.see is not None:
+            if self.band is None:
+                t.masked_fill_(~self._read(self.call.mask, self.see, at), NEVER)
+            else:
+                kept, never = self._bits(at)  # a seventh of what masked_fill_ takes, and no NaN of a hidden key stays
+                t.view(torch.int32).bitwise_and_(kept).bitwise_or_(never)
+        return at.tile(None, t, torch.exp2(t, out=p), scratch, t_unit=1 / LOG2E)
+
+    def _bits(self, at: _Place) -> tuple[Tensor, Tensor]:
+        """All bits where visible, and those of `NEVER` where hidden, (r, c), of a mask that depends on j − i alone."""
+        assert self.call.mask is not None
+        assert self.see is not None
+        place = at.cols.start - at.rows.start, at.rows.stop - at.rows.start, at.cols.stop - at.cols.start
+        if place not in self.bits:
+            seen = self._read(self.call.mask, self.see, at)
+            seen = seen.reshape(seen.shape[-2:])
+            never = torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, NEVER).view(torch.int32)
+            self.bits[place] = -seen.to(torch.int32), never
+        return self.bits[place]
+
+    def _with_lse(self, at: _Place) -> Tensor:
+        """A tile's queries, scaled, with −lse as one more column: (b, h, r, D + 1), kept for the tiles beside it."""
+        if self.rows[0] != at.queries:
+            q = self.q[at.queries].to(self.wide) * (self.call.scale * LOG2E)
+            self.rows = at.queries, torch.cat([q, self.minus_lse[at.queries] * LOG2E], -1)
+        return self.rows[1]
 
 
 class _FromScores(_Source):

@@ -21,6 +21,7 @@ NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
 DEFAULT = ("entropy", "received", "max_logit", "map")
 MAP_SIZE = 64
 TOP = 8
+LEAST = -1e30  # below any logarithm of a weight that is not 0, above what stands for a hidden one
 
 Sizes = tuple[int, int, int, int]
 """B, H, Nq, Nk."""
@@ -104,13 +105,14 @@ class WeightTile:
     heads: slice
     rows: slice
     cols: slice
-    s: Tensor  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden
-    t: Tensor  # (b, h, r, c) s − lse = ln p, finite where hidden: so that p·t is 0 there
+    s: Tensor | None  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden; None: they are t + lse
+    t: Tensor  # (b, h, r, c) s − lse = ln p in units of `t_unit`, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights
     scratch: Tensor  # (b, h, r, c) with any contents
     row_pool: Pool | None = None  # for the map
     col_pool: Pool | None = None
     unit: float = 1.0  # above 0
+    t_unit: float = 1.0  # above 0
 
     @cached_property
     def by_cell(self) -> Tensor:
@@ -149,7 +151,7 @@ class _Entropy:
         self.sum = like.new_zeros(sizes[:3])
 
     def add(self, tile: WeightTile) -> None:
-        _add(self.sum[tile.queries], torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1))
+        self.sum[tile.queries].add_(torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1), alpha=tile.t_unit)
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"entropy": finish_entropy(-self.sum, lse, sinks)}
@@ -187,11 +189,17 @@ class _MaxLogit:
     """The largest visible score of each row, (B, H, Nq); −∞ where a row sees nothing."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
-        self.largest = like.new_full(sizes[:3], -inf)
+        self.lse, self.largest = like, like.new_full(sizes[:3], -inf)
 
     def add(self, tile: WeightTile) -> None:
         part = self.largest[tile.queries]
-        torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
+        if tile.s is not None:
+            largest = tile.s.amax(-1) * tile.unit
+        else:
+            largest = tile.t.amax(-1)
+            hidden = largest < LEAST
+            largest = largest.mul_(tile.t_unit).add_(self.lse[tile.queries]).masked_fill_(hidden, -inf)
+        torch.maximum(part, largest, out=part)
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"max_logit": self.largest}
@@ -250,6 +258,7 @@ class _TopKeys:
         self.score, self.key = like.new_full(shape, -inf), torch.full(shape, -1, device=like.device)
 
     def add(self, tile: WeightTile) -> None:
+        assert tile.s is not None
         # 1. The best of the tile; among equals at the end, the first ones.
         count, columns = self.k + 1, tile.s.shape[-1]
         best, at = tile.s.topk(min(count, columns), dim=-1)

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from regard.backends.call import Call, CallOptions, prepare
 from regard.lens.measures.weights import ComputedWeights
+from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
 from regard.masks.rules import four_axes, indices, part_of
-from regard.nn.attention import ContextKeys
+from regard.nn.projections import ContextKeys
 from regard.op import BeamObserver, attention
 
 Source = Literal["sdpa", "softmax", "flex", "flash_attn", "regard"]
@@ -75,6 +76,7 @@ class _Here(threading.local):
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
     kernel: KernelResult | None = None  # result of the latest kernel inside a larger call
+    binds: bool = True  # whether taps that it installs bind the names of functions
     held: list[tuple[Caller, ObservedCall]] | None = None  # softmaxes to be reported once their product is edited
 
 
@@ -123,24 +125,29 @@ def read_call(
     """
     if detach:
         q, k, v = q.detach(), k.detach(), v.detach()
+        cells, bias, sinks = (None if x is None else x.detach() for x in (cells, bias, options.get("sinks")))
+        options["sinks"] = sinks
     if q.ndim == k.ndim == v.ndim:  # spread batch axes of size 1, as a product of matrices does
         lead = q.ndim - (3 if q.ndim >= 4 else 2)
         sizes = [max(t.shape[axis] for t in (q, k, v)) for axis in range(lead)]
         if all(t.shape[axis] in (1, n) for t in (q, k, v) for axis, n in enumerate(sizes)):
             q, k, v = (t.expand(*sizes, *t.shape[lead:]) for t in (q, k, v))
-    visible, added = split_cells(cells, detach=detach)
+    visible, added = split_cells(cells)
     if bias is not None:
-        bias = bias.detach() if detach else bias
         added = bias if added is None else added + bias
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
     if dense is not None:
         mask = dense if mask is None else mask & dense
-    if detach and options.get("sinks") is not None:
-        options["sinks"] = options["sinks"].detach()
     return prepare(q, k, v, mask=mask, bias=added, **options)
 
 
-def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | None, Tensor | None]:
+def detached(call: Call) -> Call:
+    """The call with q, k, v and sinks detached from the model."""
+    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
+
+
+def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """SDPA's mask taken apart: booleans (True = may look) and floats to add, each None where there is nothing to say.
 
     >>> [part.tolist() for part in split_cells(torch.tensor([[0.0, 2.0, -inf]]))]
@@ -150,7 +157,7 @@ def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | 
     """
     if cells is None:
         return None, None
-    cells = _without_repeats(cells.detach() if detach else cells)
+    cells = dense_cells(cells)
     if cells.dtype == torch.bool:
         return cells, None
     visible = cells != -inf
@@ -158,14 +165,6 @@ def split_cells(cells: Tensor | None, *, detach: bool = True) -> tuple[Tensor | 
     some_hidden, some_added = torch.stack([~visible.all(), ((cells != 0) & visible).any()]).tolist()
     added = cells if not some_hidden else torch.where(visible, cells, 0.0)
     return visible if some_hidden else None, added if some_added else None
-
-
-def _without_repeats(cells: Tensor) -> Tensor:
-    """The same with size 1 along the axes where one number is repeated, as `expand` does."""
-    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            cells = cells.narrow(axis, 0, 1)
-    return cells
 
 
 def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
@@ -189,7 +188,7 @@ def unpack_heads(x: Tensor) -> Tensor:
 
 def unpack_cells(cells: Tensor | None, q: Tensor) -> Tensor | None:
     """The mask of a call whose q has packed heads, for the heads unpacked."""
-    cells = None if cells is None else _without_repeats(four_axes(cells))
+    cells = None if cells is None else dense_cells(four_axes(cells))
     if cells is None or cells.shape[1:3].numel() == 1:
         return cells  # all heads have one mask
     return unpack_heads(cells.expand(-1, *q.shape[1:3], -1))
@@ -545,8 +544,8 @@ def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
             return
         for caller, order in zip(callers, orders, strict=True):
             own = replace(observed, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            if HERE.held is not None and own.source == "softmax" and caller.watch.on_function is None:
-                HERE.held.append((caller, own))  # on_function: those that edit are told at once
+            if HERE.held is not None and own.source == "softmax":
+                HERE.held.append((caller, own))
             else:
                 attempt([caller], partial(caller.watch.on_call, own))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -205,7 +204,7 @@ def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
     batch, heads = given["query"].shape[:2]
     mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
     make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
-    return _observed("flex", "flex_attention", make, output, flex_lse(made.out))
+    return observed("flex", "flex_attention", make, output, flex_lse(made.out))
 
 
 def read_hugging_face(made: FunctionCall) -> ObservedCall:
@@ -236,7 +235,7 @@ def read_hugging_face(made: FunctionCall) -> ObservedCall:
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
     lse = made.kernel.lse if made.kernel is not None and sinks is None else None
-    return _observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
+    return observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
 
 
 def read_flash(made: FunctionCall) -> ObservedCall:
@@ -267,7 +266,7 @@ def read_flash(made: FunctionCall) -> ObservedCall:
         dropout=given.get("dropout_p", 0.0),
     )
     lse = made.out[1] if isinstance(made.out, tuple) else None
-    return _observed("flash_attn", "flash_attn_func", make, output, lse)
+    return observed("flash_attn", "flash_attn_func", make, output, lse)
 
 
 def reader_of_flash(name: str) -> Reader:
@@ -284,17 +283,19 @@ def flex_lse(out: Any) -> Tensor | None:
     return lse.detach() if isinstance(lse, Tensor) else None
 
 
-def _observed(
-    source: Source, kernel: str, make: Callable[[], Call], output: Tensor | None, lse: Tensor | None
+def observed(
+    source: Source, kernel: str, read: Callable[[], Call], output: Tensor | None, lse: Tensor | None
 ) -> ObservedCall:
+    """A call, or why it cannot be read; an lse of another form than (B, H, Nq) is left out."""
     try:
-        call = make()
+        call = read()
     except Exception as problem:
         return ObservedCall(source=source, kernel=kernel, output=output, trouble=str(problem))
-    wide = lse is not None and lse.shape == call.sizes[:3] and lse.dtype in (torch.float32, torch.float64)
-    if source == "flash_attn":
-        lse = trusted_lse(lse if wide else None, call)
-    return ObservedCall(source=source, kernel=kernel, call=call, lse=lse if wide else None, output=output)
+    if lse is not None and (lse.shape != call.sizes[:3] or lse.dtype not in (torch.float32, torch.float64)):
+        lse = None
+    if source in ("sdpa", "flash_attn"):
+        lse = trusted_lse(lse, call)
+    return ObservedCall(source=source, kernel=kernel, call=call, lse=lse, output=output)
 
 
 def _first(out: Any) -> Tensor:
@@ -311,26 +312,17 @@ _holding: set[str] = set()  # names of the Python modules in which a function wa
 _searched: dict[str, tuple[int, ...] | None] = {}  # `_state` when every name was known, "free" and "bound"
 
 
-class _Binding(threading.local):
-    """Whether taps that this thread installs bind names."""
-
-    on: bool = True
-
-
-_BINDING = _Binding()
-
-
 @contextmanager
 def names_left_alone() -> Iterator[None]:
     """Taps that this thread installs meanwhile bind no names, which is most of the time that installing takes.
 
     For a model that is known to call none of these functions.
     """
-    before, _BINDING.on = _BINDING.on, False
+    before, HERE.binds = HERE.binds, False
     try:
         yield
     finally:
-        _BINDING.on = before
+        HERE.binds = before
 
 
 def bind(model: nn.Module) -> None:
@@ -339,7 +331,7 @@ def bind(model: nn.Module) -> None:
     Looking through every loaded module takes tens of milliseconds. It is done again only if the functions have got
     other references since; the model, its classes, their modules and __main__ are looked through each time.
     """
-    if not _BINDING.on:
+    if not HERE.binds:
         return
     now = "bound" if _bound else "free"
     state = _state()

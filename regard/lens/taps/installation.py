@@ -7,8 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any
@@ -32,11 +31,11 @@ from regard.lens.taps.calls import (
     active_watches,
     add_watch,
     deliver,
+    detached,
     find_callers,
     has_packed_heads,
     read_call,
     remove_watch,
-    trusted_lse,
     unpack_cells,
     unpack_heads,
     without_frames,
@@ -102,17 +101,12 @@ class FusedTap:
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
         order = causal() if self.name == FLASH else causal(offset=0)
-        try:
-            if has_packed_heads(callers, q, k):
-                q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
-                lse = None if lse is None else unpack_heads(lse)
-            call = read_call(
-                q, k, v, cells=cells, mask=order if given["is_causal"] else None, scale=given["scale"],
-                dropout=given["dropout_p"],
-            )  # fmt: skip
-        except Exception as problem:
-            return ObservedCall(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
-        return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=trusted_lse(lse, call), output=output)
+        if has_packed_heads(callers, q, k):
+            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
+            lse = None if lse is None else unpack_heads(lse)
+        mask = order if given["is_causal"] else None
+        read = partial(read_call, q, k, v, cells=cells, mask=mask, scale=given["scale"], dropout=given["dropout_p"])
+        return functions.observed("sdpa", self.name, read, output, lse)
 
     def _lse(self, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """The kernel's lse as (B, H, Nq), or None where its form is another than the known ones."""
@@ -141,10 +135,11 @@ class Taps:
         on_function: called with each call of FlexAttention, whose result it may replace.
 
     Attributes:
+        watch: what calls are reported to, while they are installed.
         errors: (path, exception) of what went wrong in reporting, which the model never sees.
     """
 
-    _watch: WatchedModel | None = None  # while they are installed
+    watch: WatchedModel | None = None
     _finalizer: finalize[[WatchedModel], Taps] | None = None
 
     def __init__(
@@ -154,15 +149,12 @@ class Taps:
         on_beams: BeamObserver | None = None,
         on_function: FunctionEditor | None = None,
     ) -> None:
-        self.model, self.on_call, self.on_beams, self.on_function = model, on_call, on_beams, on_function
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
-
-    @property
-    def watch(self) -> WatchedModel | None:
-        """What calls are reported to, while they are installed."""
-        return self._watch
+        self._begin = partial(
+            WatchedModel, model, on_call, on_beams, on_function, self.errors, self._unconfirmed, self._chained
+        )
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -180,23 +172,15 @@ class Taps:
         return list(self._chained)
 
     def __enter__(self) -> Taps:
-        if self._watch is not None:
+        if self.watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
         try:
-            self._watch = WatchedModel(
-                self.model,
-                self.on_call,
-                self.on_beams,
-                self.on_function,
-                errors=self.errors,
-                unconfirmed=self._unconfirmed,
-                chained=self._chained,
-            )
+            self.watch = self._begin()
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
-            self._finalizer = finalize(self, _release, self._watch)
+            self._finalizer = finalize(self, _release, self.watch)
             with _LOCK:
-                add_watch(self._watch)
-                _install(self.model)
+                add_watch(self.watch)
+                _install(self.watch.model)
             return self
         except BaseException:
             self.close()
@@ -205,7 +189,7 @@ class Taps:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._watch is None:
+        if self.watch is None:
             raise RuntimeError("these Taps are not installed: enter them first, by `with Taps(…)`, and leave them once")
         self.close()
 
@@ -219,11 +203,11 @@ class Taps:
 
     def _close(self) -> None:
         with _LOCK:
-            if self._watch is not None:
-                _release(self._watch)
+            if self.watch is not None:
+                _release(self.watch)
                 if self._finalizer is not None:
                     self._finalizer.detach()
-                self._watch = None
+                self.watch = None
 
 
 # ------------------------------------------------------------------------------------------------- install and remove
@@ -367,10 +351,9 @@ def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
 
 
 def _observed(call: Call, backend: str, output: Any, inner: KernelResult | None) -> ObservedCall:
-    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
-    detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
     kernel, lse = backend, None
     if backend == "sdpa" and inner is not None:
         # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
         kernel, lse = inner.kernel, inner.lse if sdpa.plain(call) is not None else None
-    return ObservedCall(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())
+    output = torch.as_tensor(output).detach()
+    return ObservedCall(source="regard", kernel=kernel, call=detached(call), lse=lse, output=output)

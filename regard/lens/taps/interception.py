@@ -8,7 +8,6 @@ the graph, to a function that may return another output.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +21,9 @@ from torch.library import Library
 
 from regard.backends.call import Call
 from regard.checks import untraced
-from regard.lens.assembly import RunTracker, key_marks
 from regard.lens.facts import read_weights
+from regard.lens.step_links import RunTracker, key_marks
+from regard.lens.taps.applied_weights import same_numbers
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -35,6 +35,7 @@ from regard.lens.taps.calls import (
     WatchedModel,
     attempt,
     deliver,
+    detached,
     find_callers,
     has_packed_heads,
     measuring,
@@ -44,7 +45,6 @@ from regard.lens.taps.calls import (
     unpack_heads,
 )
 from regard.lens.taps.installation import Taps
-from regard.lens.taps.softmax import same_numbers
 from regard.lens.visibility import summarise_mask
 from regard.masks import causal
 from regard.masks.rules import four_axes
@@ -66,13 +66,13 @@ class InterceptedCall:
     """
 
     path: str
-    number: int  # in the order of first calls, as in a capture
     kind: Kind
     source: Source
     output: Tensor  # (B, H, Nq, Dv)
-    first_query: int  # position in the sequence of query 0, and of key 0: more than 0 in a step of a generation
-    first_key: int
     call: Call | None = None
+    number: int = -1  # in the order of first calls, as in a capture
+    first_query: int = 0  # position in the sequence of query 0, and of key 0: more than 0 in a step of a generation
+    first_key: int = 0
     weights: Tensor | None = None  # (B, H, Nq, Nk), without a sink's column
     scores: Tensor | None = None  # (B, H, Nq, Nk), with a sink's column last; detached
     values: Tensor | None = None  # (B, H, Nk, Dv)
@@ -126,14 +126,12 @@ class Interceptor:
         self._runs, self._counts, self._queries = RunTracker(), dict[str, int](), dict[str, int]()
         self._lock = RLock()
         self._taps = Taps(model, self._observed, on_function=self._on_function)
-        self._watch: WatchedModel | None = None
 
     def __enter__(self) -> Interceptor:
         self._taps.__enter__()
         try:
-            self._watch = self._taps.watch
-            assert self._watch is not None
-            _add(self._watch, self)
+            assert self._taps.watch is not None
+            _add(self._taps.watch, self)
         except BaseException:
             self._taps.close()
             raise
@@ -142,8 +140,8 @@ class Interceptor:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._watch is not None:
-            _remove(self._watch)
+        if self._taps.watch is not None:
+            _remove(self._taps.watch)
         self._taps.close()
         self._runs.close()
         for name in self.names:
@@ -156,12 +154,10 @@ class Interceptor:
                 )
 
     def _observed(self, observed: ObservedCall) -> None:
-        """Called by the taps, below autograd: notes the order of calls, and products with values."""
+        """Called with each call: notes their order."""
         with self._lock:
             if observed.path not in self.names:
                 self.names.append(observed.path)
-        if observed.source == "softmax":
-            _PRODUCTS.confirmed.append((self, observed))
 
     def hand_over(self, intercepted: InterceptedCall, marks: Tensor | None) -> tuple[Call | None, Tensor] | None:
         """Number and place a call, and pass it to `on_call`."""
@@ -170,7 +166,7 @@ class Interceptor:
         def offset() -> object:
             if call is None:
                 return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
-            return summarise_mask(_detached(call), intercepted.kind).offset
+            return summarise_mask(detached(call), intercepted.kind).offset
 
         with self._lock:
             if path not in self.names:
@@ -192,7 +188,7 @@ class Interceptor:
 
     def on_kernel(self, caller: Caller, source: Source, call: Call, output: Tensor) -> tuple[Call, Tensor] | None:
         """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
-        intercepted = InterceptedCall(caller.path, -1, caller.kind, source, output, 0, 0, call=call)
+        intercepted = InterceptedCall(caller.path, caller.kind, source, output, call)
         changed = self.hand_over(intercepted, key_marks(call.k, call.sizes[1]))
         return None if changed is None else (changed[0] or call, changed[1])
 
@@ -218,7 +214,7 @@ class Interceptor:
             self.reasons[path] = f"{ORDER}, or it has dropout (model.eval() turns it off)"
             return None
         intercepted = InterceptedCall(
-            path, -1, observed.kind, "softmax", out.view(batch, heads, nq, -1), 0, 0,
+            path, observed.kind, "softmax", out.view(batch, heads, nq, -1),
             weights=applied, scores=observed.scores, values=right.reshape(batch, heads, nk, -1),
         )  # fmt: skip
         changed = self.hand_over(intercepted, observed.marks)
@@ -245,7 +241,7 @@ class Interceptor:
         call, output = changed
         new = output.transpose(1, 2) if turned else output
         whole = (new, *out[1:]) if isinstance(out, tuple) else new
-        return replace(observed, call=_detached(call), lse=None, output=output.detach()), whole
+        return replace(observed, call=detached(call), lse=None, output=output.detach()), whole
 
 
 # -------------------------------------------------------------------------------------------------------- installation
@@ -253,16 +249,6 @@ class Interceptor:
 _LOCK = RLock()
 _interceptors: dict[int, Interceptor] = {}  # by the identity of their watch
 _library: Library | None = None
-
-
-class _Products(threading.local):
-    """Products with values that the taps have just confirmed in this thread."""
-
-    def __init__(self) -> None:
-        self.confirmed: list[tuple[Interceptor, ObservedCall]] = []
-
-
-_PRODUCTS = _Products()
 
 
 def _add(watch: WatchedModel, interceptor: Interceptor) -> None:
@@ -331,13 +317,13 @@ class SdpaInterception:
             q, k, v, cells=cells, mask=causal(offset=0) if given.get("is_causal") else None, detach=False,
             scale=given.get("scale"), dropout=given.get("dropout_p", 0.0),
         )  # fmt: skip
-        lse = None if lse is None else trusted_lse(lse, _detached(call))
+        lse = None if lse is None else trusted_lse(lse, detached(call))
         # 3. Replace and report.
         for interceptor, caller in editing:
             changed = interceptor.on_kernel(caller, "sdpa", call, output)
             if changed is not None:
                 (call, output), lse = changed, None
-        reported = _detached(call)
+        reported = detached(call)
         deliver(
             callers,
             lambda: ObservedCall(source="sdpa", kernel=kernel.kernel, call=reported, lse=lse, output=output.detach()),
@@ -354,16 +340,15 @@ class ProductInterception:
 
     def __call__(self, keyset: Any, left: Tensor, right: Tensor) -> Tensor:
         """Run the product; where the taps find weights in it, let the interceptors replace it. Report the result."""
-        _PRODUCTS.confirmed.clear()
         held: list[tuple[Caller, ObservedCall]] = []
         HERE.held = held
         try:
             out: Tensor = self.kernel.call_boxed(keyset, left, right)
         finally:
             HERE.held = None
-        confirmed, _PRODUCTS.confirmed = _PRODUCTS.confirmed, []
+        editing = [(_interceptors[id(caller.watch)], own) for caller, own in held if id(caller.watch) in _interceptors]
         edited = False
-        for interceptor, observed in confirmed:
+        for interceptor, observed in editing:
             changed = None if interceptor.reads else interceptor.on_product(observed, left, right, out)
             if changed is None:
                 continue
@@ -378,7 +363,7 @@ class ProductInterception:
         with measuring():
             for caller, own in held:
                 attempt([caller], partial(caller.watch.on_call, own))
-        for interceptor, observed in confirmed:
+        for interceptor, observed in editing:
             if interceptor.reads and (read := interceptor.on_product(observed, left, right, out)) is not None:
                 out = read[0].reshape(out.shape)
         return out
@@ -402,8 +387,3 @@ def _edit_operation(call: Call, output: Any) -> tuple[Call, Any]:
         if changed is not None:
             call, output = changed
     return call, output
-
-
-def _detached(call: Call) -> Call:
-    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
-    return replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())

@@ -14,7 +14,7 @@ from regard.models.config import MAX_LAYERS, Config
 from regard.models.families import bert
 from regard.models.family import Family, Heads, Names, nested
 from regard.models.text import TextModel
-from regard.nn.heads import Labels, LanguageHead, Pooler, PretrainingHead
+from regard.nn.blocks import Labels, LanguageHead, Pooler, PretrainingHead
 
 __all__ = ["FAMILY"]
 

@@ -13,8 +13,7 @@ from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Family, Heads, Names, OptionalSqueeze, Task
-from regard.nn.blocks import Embedding
-from regard.nn.heads import EndToken, Labels, LanguageHead
+from regard.nn.blocks import Embedding, EndToken, Labels, LanguageHead
 
 __all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "lm_head"]
 

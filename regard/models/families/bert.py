@@ -14,8 +14,17 @@ from torch import nn
 from regard.models.config import Config
 from regard.models.family import Concat, Family, Heads, Names, Task
 from regard.models.text import TextModel
-from regard.nn.blocks import Block, Embedding, Tower, encoder_block
-from regard.nn.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
+from regard.nn.blocks import (
+    Block,
+    Embedding,
+    Labels,
+    LanguageHead,
+    Pooler,
+    PretrainingHead,
+    Tower,
+    Transform,
+    encoder_block,
+)
 
 __all__ = ["FAMILY", "lm_head", "tasks", "token_labels", "tower"]
 

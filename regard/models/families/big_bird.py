@@ -17,8 +17,17 @@ from regard.models.families import bert
 from regard.models.family import Family, Heads, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead
+from regard.nn.blocks import (
+    Block,
+    Embedding,
+    FeedForward,
+    FirstToken,
+    Labels,
+    LanguageHead,
+    Pooler,
+    PretrainingHead,
+    Tower,
+)
 from regard.nn.sparse_attention import BlockAttention, BlockPattern
 
 __all__ = ["FAMILY"]

@@ -16,8 +16,7 @@ from regard.models.family import Family, Names, Squeeze, Task, nested
 from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import LanguageHead, Pooler
+from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Pooler, Tower
 from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY"]

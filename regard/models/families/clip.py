@@ -19,8 +19,7 @@ from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import EndPooler
+from regard.nn.blocks import Block, Embedding, EndPooler, FeedForward, Tower
 from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "NORM", "TEXT_FAMILY", "VISION", "VISION_FAMILY", "vision_pooler", "vision_tower"]

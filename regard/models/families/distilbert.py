@@ -12,8 +12,7 @@ from regard.models.config import Config
 from regard.models.families import bert
 from regard.models.family import Family, Heads, Names
 from regard.models.text import TextModel
-from regard.nn.blocks import Block, Embedding, Tower, encoder_block
-from regard.nn.heads import FirstToken, Labels
+from regard.nn.blocks import Block, Embedding, FirstToken, Labels, Tower, encoder_block
 
 __all__ = ["FAMILY"]
 

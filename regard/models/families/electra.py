@@ -16,9 +16,8 @@ from regard.models.config import Config
 from regard.models.families import bert
 from regard.models.family import Family, Heads, Names, Task
 from regard.models.text import TextModel
-from regard.nn.blocks import activation
-from regard.nn.heads import FirstToken, HeadInput, Labels, LanguageHead
-from regard.nn.linear import Linear
+from regard.nn.blocks import FirstToken, HeadInput, Labels, LanguageHead, activation
+from regard.nn.projections import Linear
 
 __all__ = ["FAMILY"]
 

@@ -12,8 +12,7 @@ from regard.models.config import Config
 from regard.models.family import Family, Names, Task, Transpose
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import decoder_head
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower, decoder_head
 
 __all__ = ["FAMILY"]
 

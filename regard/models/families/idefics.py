@@ -15,9 +15,8 @@ from regard.models.families import clip, llama
 from regard.models.family import Concat, Family, Names, Squeeze, Task, nested
 from regard.models.flamingo import FlamingoModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import FeedForward
-from regard.nn.heads import LanguageHead
-from regard.nn.linear import Joined, JoinedTable
+from regard.nn.blocks import FeedForward, LanguageHead
+from regard.nn.projections import Joined, JoinedTable
 from regard.nn.vision import (
     GatedLook,
     NormedFirst,

@@ -13,8 +13,7 @@ from regard.models.config import Config
 from regard.models.families import bert, roberta
 from regard.models.family import Concat, Family, Heads, Names
 from regard.models.text import Choice, LongTextModel, TokensBefore, first_tokens
-from regard.nn.blocks import Tower
-from regard.nn.heads import FirstToken, Labels, Pooler
+from regard.nn.blocks import FirstToken, Labels, Pooler, Tower
 from regard.nn.sparse_attention import SlidingAttention
 
 __all__ = ["FAMILY"]

@@ -17,7 +17,7 @@ from regard.models.config import Config
 from regard.models.families import bert
 from regard.models.family import Family, Heads, Names
 from regard.models.text import TextModel
-from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler
+from regard.nn.blocks import FirstToken, Labels, LanguageHead, Pooler
 
 __all__ = ["FAMILY", "XLM"]
 

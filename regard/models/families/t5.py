@@ -17,8 +17,7 @@ from regard.models.family import Concat, Family, Heads, Names, Task
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.heads import EndToken, Labels, LanguageHead
+from regard.nn.blocks import Block, Embedding, EndToken, FeedForward, Labels, LanguageHead, Tower
 from regard.positions import T5
 
 __all__ = ["FAMILY"]

@@ -26,8 +26,7 @@ from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import Concat, Family, Names, Task
 from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, Embedding, FeedForward, Tower, Waves
-from regard.nn.heads import LanguageHead
+from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Tower, Waves
 
 __all__ = [
     "BASE",

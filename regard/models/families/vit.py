@@ -21,9 +21,8 @@ from regard.models.config import Config
 from regard.models.family import Concat, Family, Heads, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, FeedForward
-from regard.nn.heads import Pooler
-from regard.nn.linear import Linear
+from regard.nn.blocks import Block, FeedForward, Pooler
+from regard.nn.projections import Linear
 from regard.nn.vision import (
     ExtraTokens,
     ImageLabels,

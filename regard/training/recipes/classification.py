@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.data.rows import read_rows
 from regard.models.losses import IGNORED
 from regard.models.model import Model
+from regard.training.data import row_length
 from regard.training.metrics import accuracy, macro_f1
 from regard.training.recipes.recipe import Batch, Recipe, batches_of, pad_rows, tokenizer_of
 
@@ -20,11 +21,11 @@ __all__ = ["TextClassification", "TokenClassification", "label_metrics"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(Recipe):
-    """One label for each text, or pair of texts. Rows have the columns text and label, and text_pair for pairs.
+class LabelledTexts(Recipe):
+    """What the recipes of this file share.
 
     Args:
-        labels: the names of the labels, in the order of the model's outputs; a row's label is a name or a number.
+        labels: the names of the labels, in the order of the model's outputs; rows have names or numbers.
         length: longer texts are cut.
         pad_token_id: fills up short rows.
     """
@@ -32,13 +33,22 @@ class TextClassification(Recipe):
     labels: tuple[str, ...]
     length: int
     pad_token_id: int = 0
-    name: ClassVar[str] = "text-classification"
-    task: ClassVar[str] = "text-classification"
 
     @classmethod
-    def for_model(cls, model: Model, *, length: int | None = None) -> TextClassification:
+    def for_model(cls, model: Model, *, length: int | None = None) -> Self:
         """With the labels of the model's config and the padding of its tokenizer."""
         return cls(labels=model_labels(model), **text_sizes(model, length))
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """Accuracy, and the mean F1 of the labels; over the words where these have labels."""
+        return label_metrics(self, model, rows)
+
+
+class TextClassification(LabelledTexts):
+    """One label for each text, or pair of texts. Rows have the columns text and label, and text_pair for pairs."""
+
+    name: ClassVar[str] = "text-classification"
+    task: ClassVar[str] = "text-classification"
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
         """(ids, types, label) of each row. Raises ValueError for a label that the model does not have."""
@@ -61,33 +71,15 @@ class TextClassification(Recipe):
         count = len(batch["labels"])
         return model(**batch).loss * count, torch.full((), count, device=batch["labels"].device)
 
-    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
-        """Accuracy, and the mean F1 of the labels."""
-        return label_metrics(self, model, rows)
 
-
-@dataclass(frozen=True, kw_only=True)
-class TokenClassification(Recipe):
+class TokenClassification(LabelledTexts):
     """One label for each word. Rows have the columns tokens (words) and labels, lists of equal length.
 
     The first token of a word has its label, the others have none.
-
-    Args:
-        labels: the names of the labels, in the order of the model's outputs.
-        length: longer texts are cut.
-        pad_token_id: fills up short rows.
     """
 
-    labels: tuple[str, ...]
-    length: int
-    pad_token_id: int = 0
     name: ClassVar[str] = "token-classification"
     task: ClassVar[str] = "token-classification"
-
-    @classmethod
-    def for_model(cls, model: Model, *, length: int | None = None) -> TokenClassification:
-        """With the labels of the model's config and the padding of its tokenizer."""
-        return cls(labels=model_labels(model), **text_sizes(model, length))
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
         """(ids, types, labels) of each row. Raises ValueError for labels that do not fit the words or the model."""
@@ -102,8 +94,10 @@ class TokenClassification(Recipe):
             numbers = [label_number(label, self.labels, number) for label in labels]
             encoded = tokenizer.encode(" ".join(words))
             starts = dict(zip(np.cumsum([0, *(len(word) + 1 for word in words)]).tolist(), numbers, strict=False))
-            spans = [(-1, -1) if span is None else span for span in encoded.offsets]
-            own = [starts.pop(_word_start(start, end, starts), IGNORED) for start, end in spans]
+            own = []
+            for span in encoded.offsets:  # of a token that is the first of its word; some count the space before it
+                start = next((place for place in range(*(span or (0, 0))) if place in starts), None)
+                own.append(IGNORED if start is None else starts.pop(start))
             types = token_types(model, encoded.types)
             rows.append((cut(encoded.ids, self.length), cut(types, self.length), cut(own, self.length)))
         return rows
@@ -111,10 +105,6 @@ class TokenClassification(Recipe):
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
         """input_ids, attention_mask, labels (B, N), and token_type_ids where the rows have two segments."""
         return text_batch(rows, self.pad_token_id) | {"labels": pad_rows([row[2] for row in rows], IGNORED)}
-
-    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
-        """Accuracy, and the mean F1 of the labels, over the words."""
-        return label_metrics(self, model, rows)
 
 
 @torch.no_grad()
@@ -130,15 +120,9 @@ def label_metrics(recipe: Recipe, model: Model, rows: Sequence[Any]) -> dict[str
     return {"accuracy": accuracy(predicted, expected), "macro F1": macro_f1(predicted, expected)}
 
 
-def _word_start(start: int, end: int, starts: dict[int, int]) -> int:
-    """Where the word of a token starts, if the token is its first: some tokenizers count the space before it."""
-    return next((place for place in range(start, end) if place in starts), -1)
-
-
 def model_labels(model: Model) -> tuple[str, ...]:
     """The names of a model's labels, by its config."""
-    count = model.config.num_labels()
-    return tuple(model.config.labels(count))
+    return tuple(model.config.labels(model.config.num_labels()))
 
 
 def label_number(label: Any, labels: Sequence[str], row: int) -> int:
@@ -158,10 +142,7 @@ def label_number(label: Any, labels: Sequence[str], row: int) -> int:
 
 def text_sizes(model: Model, length: int | None) -> dict[str, int]:
     """Length and padding for a model. Raises ValueError for a length beyond its positions."""
-    limit = getattr(model, "max_positions", None)
-    length = min(limit or 512, 512) if length is None else length
-    if length < 3 or (limit is not None and length > limit):
-        raise ValueError(f"length must be 3 to {limit}, the model's positions; got {length}")
+    length = row_length(model, length, least=3, usual=512)
     return {"length": length, "pad_token_id": tokenizer_of(model).ids_of.pad or 0}
 
 

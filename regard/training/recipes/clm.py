@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.nn.blocks import count_in_documents
-from regard.training.data import TokenBlocks, encode_stream
+from regard.training.data import TokenBlocks, row_length, split_documents, token_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, tokenizer_of
 
 __all__ = ["CausalLM"]
@@ -49,11 +48,7 @@ class CausalLM(Recipe):
     @classmethod
     def for_model(cls, model: Model, *, length: int | None = None, pack: bool = False) -> CausalLM:
         """TokenBlocks as long as the model's positions, unless `length` says otherwise."""
-        limit = getattr(model, "max_positions", None)
-        length = (limit or 1024) if length is None else length
-        if length < 2 or (limit is not None and length > limit):
-            raise ValueError(f"length must be 2 to {limit}, the model's positions; got {length}")
-        return cls(length=length, pack=pack)
+        return cls(length=row_length(model, length, least=2), pack=pack)
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
         """TokenBlocks of a text's tokens; packed, the documents of each block.
@@ -62,10 +57,8 @@ class CausalLM(Recipe):
         """
         tokenizer, documents = tokenizer_of(model), read_documents(data)
         if not self.pack:
-            return TokenBlocks(encode_stream(tokenizer, documents), self.length, 1 if training else self.length)
-        if len(documents) == 1:
-            documents = [text for text in re.split(r"\n\s*\n", documents[0]) if text.strip()]
-        return pack([encode_stream(tokenizer, [text]) for text in documents], self.length)
+            return TokenBlocks(token_stream(tokenizer, documents), self.length, training=training)
+        return pack([token_stream(tokenizer, [text]) for text in split_documents(documents)], self.length)
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
         """input_ids and labels (B, N), which the model shifts; packed, also document_ids and position_ids."""

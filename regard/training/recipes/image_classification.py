@@ -76,8 +76,10 @@ class ImageClassification(Recipe):
         """With the model's labels and the normalisation of its image processor; 0.5 ± 0.5 where it has none."""
         values = processor_of(model).values
         mean, std = (tuple(values[name]) for name in ("image_mean", "image_std"))
-        changes: dict[str, Any] = {"flip": flip, "shift": shift, "cutout": cutout, "mixup": mixup, "cutmix": cutmix}
-        return cls(labels=model_labels(model), mean=mean, std=std, smoothing=smoothing, **changes)
+        return cls(
+            labels=model_labels(model), mean=mean, std=std, flip=flip, shift=shift, cutout=cutout, mixup=mixup,
+            cutmix=cutmix, smoothing=smoothing,
+        )  # fmt: skip
 
     def rows(self, data: Any, model: Model, *, training: bool) -> ImageRows:
         """Images of the model's size as bytes, and the numbers of their labels."""
@@ -98,7 +100,9 @@ class ImageClassification(Recipe):
         pixels.sub_(mean).div_(std)
         labels = torch.tensor([label for _, label, _ in rows])
         if (self.mixup or self.cutmix) and training:
-            own = torch.stack([self.own_share(*pixels.shape[-2:], random) for random in rng])  # (B, H, W)
+            own = torch.stack(
+                [self.own_share(pixels.shape[-2], pixels.shape[-1], random) for random in rng]
+            )  # (B, H, W)
             pixels = torch.lerp(pixels.roll(1, 0), pixels, own[:, None])
             probabilities = one_hot(labels, len(self.labels)).float()
             labels = torch.lerp(probabilities.roll(1, 0), probabilities, own.mean((1, 2))[:, None])
@@ -190,10 +194,17 @@ def read_images(data: Any, processor: ImageProcessor, labels: Sequence[str]) -> 
                     raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(file)}")
                 data = (file["images"], file["labels"])
         else:
+            from PIL import Image
+
             files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
             if not files:
                 raise ValueError(f"{path} has no images: one folder for each label is expected, with images in it")
-            data = ([_resized(file, processor) for file in files], [file.parent.name for file in files])
+            sides = processor.values["size"]["width"], processor.values["size"]["height"]
+            resized = []
+            for file in files:
+                with Image.open(file) as opened:
+                    resized.append(np.asarray(opened.convert("RGB").resize(sides, Image.Resampling.BICUBIC)))
+            data = (resized, [file.parent.name for file in files])
     images, names = data
     if len(images) != len(names) or not len(images):
         raise ValueError(f"as many labels as images are needed, and one or more; got {len(images)} and {len(names)}")
@@ -203,11 +214,3 @@ def read_images(data: Any, processor: ImageProcessor, labels: Sequence[str]) -> 
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
     names = names.tolist() if hasattr(names, "tolist") else names
     return pixels.contiguous(), torch.tensor([label_number(name, labels, row) for row, name in enumerate(names)])
-
-
-def _resized(file: Path, processor: ImageProcessor) -> np.ndarray:
-    from PIL import Image
-
-    size = processor.values["size"]
-    with Image.open(file) as image:
-        return np.asarray(image.convert("RGB").resize((size["width"], size["height"]), Image.Resampling.BICUBIC))

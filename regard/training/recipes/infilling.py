@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ import numpy as np
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
+from regard.training.data import row_length, split_sentences
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["Infilling"]
@@ -68,12 +68,8 @@ class Infilling(Recipe):
         end = ids.eos if ids.eos is not None else ids.sep
         if ids.mask is None or start is None or end is None:
             raise ValueError("infilling needs a tokenizer with mask, start and end tokens, as BART's")
-        limit = getattr(model, "max_positions", None)
-        length = min(limit or 512, 512) if length is None else length
-        if limit is not None and length > limit:
-            raise ValueError(f"length must be at most {limit}, the model's positions; got {length}")
         return cls(
-            length=length,
+            length=row_length(model, length, least=4, usual=512),
             mask_token_id=ids.mask,
             start_token_id=start,
             end_token_id=end,
@@ -89,8 +85,8 @@ class Infilling(Recipe):
         rows: list[list[list[int]]] = []
         for text in read_documents(data):
             row: list[list[int]] = []
-            for sentence in re.split(r"(?<=[.!?。])\s+|\n+", text):
-                ids = tokenizer.encode(sentence, special=False).ids[:room] if sentence.strip() else []
+            for sentence in split_sentences(text):
+                ids = tokenizer.encode(sentence, special=False).ids[:room]
                 if row and sum(map(len, row)) + len(ids) > room:
                     rows.append(row)
                     row = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import TokenBlocks, encode_stream
+from regard.training.data import TokenBlocks, row_length, split_documents, split_sentences, token_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["MaskedLM"]
@@ -86,15 +85,11 @@ class MaskedLM(Recipe):
             raise ValueError("the tokenizer has no mask token: mlm needs one, such as BERT's [MASK]")
         if pairs is not None and model.task != "pretraining":
             raise ValueError(f"pairs need a model with task 'pretraining', this one has {model.task!r}")
-        limit = getattr(model, "max_positions", None)
-        length = min(limit or 512, 512) if length is None else length
-        if limit is not None and length > limit:
-            raise ValueError(f"length must be at most {limit}, the model's positions; got {length}")
         around = tokenizer.encode("", special=True).ids
         special = sorted({*around, *(value for value in vars(tokenizer.ids_of).values() if value is not None)})
         labels = tokenizer.tokens(range(tokenizer.size)) if whole_words else []
         return cls(
-            length=length,
+            length=row_length(model, length, least=3, usual=512),
             mask_token_id=tokenizer.ids_of.mask,
             vocab_size=tokenizer.size,
             special_ids=tuple(special),
@@ -111,10 +106,11 @@ class MaskedLM(Recipe):
         tokenizer, documents = tokenizer_of(model), read_documents(data)
         room = self.length - len(self.start_ids) - len(self.end_ids) * (1 if self.pairs is None else 2)
         if self.pairs is None:
-            return TokenBlocks(encode_stream(tokenizer, documents), room, 1 if training else room)
-        if len(documents) == 1:
-            documents = [text for text in re.split(r"\n\s*\n", documents[0]) if text.strip()]
-        segments = [_segments(tokenizer, text, room // 2) for text in documents]
+            return TokenBlocks(token_stream(tokenizer, documents), room, training=training)
+        segments = []
+        for text in split_documents(documents):
+            ids = [tokenizer.encode(part, special=False).ids[: room // 2] for part in split_sentences(text)]
+            segments.append([np.asarray(row) for row in ids if row])
         return SegmentPairs([part for part in segments if len(part) > 1], self.pairs)
 
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
@@ -196,13 +192,6 @@ def _continuations(labels: Sequence[str]) -> tuple[int, ...]:
     if any(label.startswith(marks) for label in labels):
         return tuple(n for n, label in enumerate(labels) if label[:1].isalnum() and not label.startswith(marks))
     return ()
-
-
-def _segments(tokenizer: Any, text: str, limit: int) -> list[np.ndarray]:
-    """The sentences of a document as ids, each at most `limit` tokens."""
-    sentences = [part for part in re.split(r"(?<=[.!?。])\s+|\n+", text) if part.strip()]
-    rows = [np.asarray(tokenizer.encode(part, special=False).ids[:limit]) for part in sentences]
-    return [row for row in rows if len(row)]
 
 
 class SegmentPairs(Sequence[Any]):

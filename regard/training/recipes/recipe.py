@@ -15,8 +15,8 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.models.text import TextModel
-from regard.nn.heads import LanguageHead, PretrainingHead
-from regard.training.data import byte_tokenizer
+from regard.nn.blocks import LanguageHead, PretrainingHead
+from regard.training.tokenizers import byte_tokenizer
 
 __all__ = ["Batch", "Recipe", "batches_of", "loss_options", "pad_rows", "padding_mask", "tokenizer_of"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.rows import read_documents
 from regard.models.losses import IGNORED
 from regard.models.model import Model
-from regard.training.data import TokenBlocks, encode_stream
+from regard.training.data import TokenBlocks, token_stream
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, padding_mask, tokenizer_of
 
 __all__ = ["SpanCorruption"]
@@ -73,9 +73,7 @@ class SpanCorruption(Recipe):
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Tensor]:
         """TokenBlocks of a text's tokens."""
-        return TokenBlocks(
-            encode_stream(tokenizer_of(model), read_documents(data)), self.length, 1 if training else self.length
-        )
+        return TokenBlocks(token_stream(tokenizer_of(model), read_documents(data)), self.length, training=training)
 
     def counts(self, length: int) -> tuple[int, int]:
         """How many tokens go, in how many spans."""

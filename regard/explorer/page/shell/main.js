@@ -34,6 +34,14 @@ export function start(element, source, options = {}) {
   return () => page.end();
 }
 
+/** Is it dark around the page: by the notebook that shows it, JupyterLab or VS Code, else by the system? */
+function darkAround() {
+  const light = document.body.dataset.jpThemeLight;
+  if (light !== undefined) return light === "false";
+  if (document.body.matches(".vscode-dark, .vscode-light")) return document.body.matches(".vscode-dark");
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
 class Page {
   /**
    * @param {HTMLElement} element
@@ -334,8 +342,7 @@ class Page {
     const state = this.store.get();
     const { lang } = state;
     this.compared = compared(state);
-    const dark =
-      state.theme === "dark" || (state.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const dark = state.theme === "dark" || (state.theme === "auto" && darkAround());
     this.element.dataset.theme = dark ? "dark" : "light";
     this.element.setAttribute("lang", lang);
     this.element.classList.toggle("drawn", state.drawer && this.panes.length > 1);
@@ -478,7 +485,12 @@ class Page {
       this.redrawStage?.();
     };
     system.addEventListener("change", changed);
-    return () => system.removeEventListener("change", changed);
+    const notebook = new MutationObserver(changed);
+    if (!this.owner) notebook.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
+    return () => {
+      system.removeEventListener("change", changed);
+      notebook.disconnect();
+    };
   }
 
   #watchAddress() {

@@ -1,7 +1,7 @@
 // The page inside a notebook: answers are asked of the Python that shows it, by messages, one number for each question.
 // `regard.explorer.widget` is the other end.
 //
-//     → {"id": 7, "ask": "row", "given": {"layer": 3, "head": 1, "token": 8, "start": 0, "stop": 16}}
+//     → {"id": 7, "session": "1", "ask": "row", "given": {"layer": 3, "head": 1, "token": 8, "start": 0, "stop": 16}}
 //     ← {"id": 7, "answer": {…}}   or   {"id": 7, "error": "what went wrong"}
 
 import { addCatalogues } from "../shared/messages.js";
@@ -18,7 +18,7 @@ import { start } from "./main.js";
  *   off: (event: string, listener: (content: any) => void) => void}} Model
  */
 
-const SESSION = "1"; // a widget shows one
+const FIRST = "1"; // the session that Python gave; each swapped word makes another one
 
 /**
  * Answers asked of the notebook's Python.
@@ -30,6 +30,7 @@ export class NotebookSource {
     this.model = model;
     this.can = { look: false, open: false, measure: true, switch: true };
     this.kept = new AnswerCache(256);
+    this.known = [FIRST];
     this.asked = 0;
     /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: Error) => void}>} */
     this.waiting = new Map();
@@ -45,7 +46,9 @@ export class NotebookSource {
     const refuse = async () => {
       throw new Error("a notebook shows what Python gave it: call look_at there for another text");
     };
-    this.look = { start: refuse, image: refuse, poll: refuse, cancel: refuse };
+    /** @type {Source["look"]["poll"]} */
+    const poll = async (session) => ({ state: "done", progress: 1, session, error: null }); // Python answers when it is done
+    this.look = { start: refuse, image: refuse, poll, cancel: async () => undefined };
     this.open = refuse;
   }
 
@@ -63,8 +66,12 @@ export class NotebookSource {
 
   /** @type {Source["sessions"]} */
   async sessions() {
-    const { name, text, length, images } = await this.overview(SESSION);
-    return [{ id: SESSION, name, text, length, image: images?.[0]?.name }];
+    return Promise.all(
+      this.known.map(async (id) => {
+        const { name, text, length, images } = await this.overview(id);
+        return { id, name, text, length, image: images?.[0]?.name };
+      }),
+    );
   }
 
   /** @type {Source["models"]} */
@@ -74,101 +81,116 @@ export class NotebookSource {
 
   /** @type {Source["overview"]} */
   overview(session, signal) {
-    return this.#ask("overview", {}, signal);
+    return this.#ask(session, "overview", {}, signal);
   }
 
   /** @type {Source["tokens"]} */
   tokens(session, start, stop, signal) {
-    return this.#ask("tokens", { start, stop }, signal);
+    return this.#ask(session, "tokens", { start, stop }, signal);
   }
 
   /** @type {Source["head"]} */
   head(session, layer, head, lang, signal) {
-    return this.#ask("head", { layer, head, lang }, signal);
+    return this.#ask(session, "head", { layer, head, lang }, signal);
   }
 
   /** @type {Source["ranked"]} */
   ranked(session, signal) {
-    return this.#ask("ranked", { count: 8 }, signal);
+    return this.#ask(session, "ranked", { count: 8 }, signal);
   }
 
   /** @type {Source["row"]} */
   row(session, layer, head, token, start, stop, signal) {
-    return this.#ask("row", { layer, head, token, start, stop }, signal);
+    return this.#ask(session, "row", { layer, head, token, start, stop }, signal);
   }
 
   /** @type {Source["tile"]} */
   tile(session, layer, head, rows, cols, size = 128, signal) {
-    return this.#ask("tile", { layer, head, rows, cols, size }, signal);
+    return this.#ask(session, "tile", { layer, head, rows, cols, size }, signal);
   }
 
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
-    return this.#ask("steps", { layer, head, token, key }, signal);
+    return this.#ask(session, "steps", { layer, head, token, key }, signal);
   }
 
   /** @type {Source["thumbnails"]} */
   thumbnails(session, signal) {
-    return this.#ask("thumbnails", {}, signal);
+    return this.#ask(session, "thumbnails", {}, signal);
   }
 
   /** @type {Source["rowsOfToken"]} */
   rowsOfToken(session, token, layer, width, signal) {
-    return this.#ask("rows_of_token", { token, layer, width }, signal);
+    return this.#ask(session, "rows_of_token", { token, layer, width }, signal);
   }
 
   /** @type {Source["linkInHeads"]} */
   linkInHeads(session, token, key, layer, signal) {
-    return this.#ask("link_in_heads", { token, key, layer }, signal);
+    return this.#ask(session, "link_in_heads", { token, key, layer }, signal);
   }
 
   /** @type {Source["effects"]} */
   effects(session, token, key) {
-    return this.#send("effects", { token, key }); // not kept: more may come
+    return this.#send(session, "effects", { token, key }); // not kept: more may come
   }
 
   /** @type {Source["measure"]} */
   measure(session, { token, key, layer, head }) {
-    return this.#send("measure", { token, key, layer, head });
+    return this.#send(session, "measure", { token, key, layer, head });
   }
 
   /** @type {Source["predictions"]} */
   predictions(session, without, signal) {
-    return this.#ask("predictions", { without }, signal);
+    return this.#ask(session, "predictions", { without }, signal);
+  }
+
+  /** @type {NonNullable<Source["swap"]>} */
+  async swap(session, token, word) {
+    const other = (await this.#send(session, "swap", { token, word })).session;
+    this.known.push(other);
+    return other;
+  }
+
+  /** @type {NonNullable<Source["changes"]>} */
+  changes(session, other, signal) {
+    return this.#ask(session, "changes", { other }, signal);
   }
 
   /** @type {Source["image"]} */
   async image(session, number) {
-    const { kind, base64 } = await this.#ask("image", { number });
+    const { kind, base64 } = await this.#ask(session, "image", { number });
     return `data:${kind};base64,${base64}`;
   }
 
   /** @type {Source["page"]} */
   async page(session, view, lang) {
-    const { html } = await this.#send("page", { lang, view });
+    const { html } = await this.#send(session, "page", { lang, view });
     return new Blob([html], { type: "text/html" });
   }
 
   /**
+   * @param {string} session
    * @param {string} ask
    * @param {Record<string, unknown>} given
    * @param {AbortSignal} [signal]
    * @returns {Promise<any>}
    */
-  #ask(ask, given, signal) {
-    return this.kept.ask(`${ask} ${JSON.stringify(given)}`, () => this.#send(ask, given), signal);
+  #ask(session, ask, given, signal) {
+    const key = `${session} ${ask} ${JSON.stringify(given)}`;
+    return this.kept.ask(key, () => this.#send(session, ask, given), signal);
   }
 
   /**
+   * @param {string} session
    * @param {string} ask
    * @param {Record<string, unknown>} given
    * @returns {Promise<any>}
    */
-  #send(ask, given) {
+  #send(session, ask, given) {
     const id = (this.asked += 1) + Math.floor(Math.random() * 2 ** 31) * 2 ** 20;
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
-      this.model.send({ id, ask, given });
+      this.model.send({ id, session, ask, given });
     });
   }
 }

@@ -9,7 +9,7 @@ from torch import nn
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens.capture import Capture
-from regard.lens.overlays import RunSizes, fit_layouts, read_layouts
+from regard.lens.placement import RunSizes, fit_layouts, read_layouts
 
 H, D = 3, 4
 
@@ -61,7 +61,8 @@ def test_layouts_by_path_are_kept_for_what_was_seen():
     seen.tokens = [list("abcde")]
     seen.layouts = {"patches": PATCHES, "words": [CROSS, CROSS], "somewhere.else": PATCHES}
     assert seen.layouts == {"patches": (PATCHES,), "words": (CROSS, CROSS)}
-    assert seen["words"].overlay(token="b", batch=1).title == "words, mean of 3 heads: “b” (1) → the image"
+    title = "Model, layer 1, mean of 3 heads: “b” (1) → the image"
+    assert seen["words"].overlay(token="b", batch=1).title == title
     seen.layouts = None
     assert seen.layouts == {}
 

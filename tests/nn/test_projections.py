@@ -5,35 +5,35 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from regard.nn import linear
+from regard.nn import projections
 from regard.nn.attention import MultiHeadAttention
 from regard.positions import Rotary
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("inputs", [linear.WIDE, linear.WIDE - 1])
+@pytest.mark.parametrize("inputs", [projections.WIDE, projections.WIDE - 1])
 def test_joined_maps_give_the_same_however_many_products_they_take(inputs, bias, monkeypatch):
     joined, x = (
-        linear.Joined(inputs, (7, 3, 3), bias=bias).double(),
+        projections.Joined(inputs, (7, 3, 3), bias=bias).double(),
         torch.randn(2, 5, inputs, dtype=torch.float64),
     )
     products = []
-    monkeypatch.setattr(linear, "linear", lambda *given: products.append(1) or torch.nn.functional.linear(*given))
+    monkeypatch.setattr(projections, "linear", lambda *given: products.append(1) or torch.nn.functional.linear(*given))
     expected = joined(x).split([7, 3, 3], -1)
     with torch.no_grad():
-        made = linear.apart(joined, (7, 3, 3), x)
-    assert len(products) == (3 if inputs == linear.WIDE else 0)
+        made = projections.apart(joined, (7, 3, 3), x)
+    assert len(products) == (3 if inputs == projections.WIDE else 0)
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    whole = linear.apart(joined, (7, 3, 3), x)  # as one, with gradients
+    whole = projections.apart(joined, (7, 3, 3), x)  # as one, with gradients
     assert all(torch.equal(a, b) for a, b in zip(whole, expected, strict=True))
 
 
 @torch.no_grad()
 def test_who_watches_joined_maps_sees_one_product():
-    joined, seen = linear.Joined(linear.WIDE, (7, 3, 3)), []
+    joined, seen = projections.Joined(projections.WIDE, (7, 3, 3)), []
     joined.register_forward_hook(lambda module, given, out: seen.append(out.shape))
-    linear.apart(joined, joined.rows, torch.zeros(5, linear.WIDE))
+    projections.apart(joined, joined.rows, torch.zeros(5, projections.WIDE))
     assert seen == [(5, 13)]
 
 
@@ -75,7 +75,7 @@ ADAPTED = {
 @pytest.mark.parametrize("how", ADAPTED)
 @pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])
 def test_adapter_in_the_place_of_a_projection_acts_in_training_and_inference(how, rotary):
-    d = linear.WIDE
+    d = projections.WIDE
     layer = MultiHeadAttention(d, 3, fused=True, position=Rotary(64) if rotary else None).eval()
     x, context = torch.randn(2, 5, d), torch.randn(2, 7, d)
     before = layer(x), layer(x, context)
@@ -95,10 +95,10 @@ def test_adapter_in_the_place_of_a_projection_acts_in_training_and_inference(how
 
 @torch.no_grad()
 def test_hook_into_all_layers_sees_joined_projections():
-    layer, seen = MultiHeadAttention(linear.WIDE, 3, fused=True), []
+    layer, seen = MultiHeadAttention(projections.WIDE, 3, fused=True), []
     handle = nn.modules.module.register_module_forward_hook(lambda module, given, out: seen.append(module))
     try:
-        layer(torch.zeros(1, 5, linear.WIDE))
+        layer(torch.zeros(1, 5, projections.WIDE))
     finally:
         handle.remove()
     assert layer.w_qkv in seen

@@ -1,0 +1,1 @@
+"""A package, so that pytest ends its fixtures of scope "package", the browser, with its last test."""
