@@ -112,8 +112,8 @@ def _exact_weights(session: Session, layer: int, head: int, what: str) -> tuple[
     seen = _find_head(session, layer, head)
     if seen.view.weights is None:
         raise LookupError(
-            f"{what} needs queries and keys, which this capture does not hold: record it again with "
-            "regard.watch(model, keep='qk'), and save it without overview=True"
+            f"{what} needs queries and keys, which this capture does not hold: read its text with the model, or record "
+            "it again with them"
         )
     return seen, head_of(seen, head)
 
@@ -378,7 +378,7 @@ def _map(layer: Layer, head: int) -> tuple[Tensor, protocol.How]:
     _, _, nq, nk = view.sizes
     if view.weights is None or nq * nk > FEW_CELLS:
         hint = f"of {nq:,} × {nk:,} weights is too large to make now" if view.weights is not None else "was not kept"
-        raise LookupError(f"the map {hint}: watch(model) measures one while the model runs, if 'map' is in measures=")
+        raise LookupError(f"the map {hint}: read the text with the model, or record the capture again with its map")
     cells = pooled_tile(head_of(layer, head), (0, nq), (0, nk), CELLS)
     return cells, "exact" if max(nq, nk) <= CELLS else "pooled"
 
@@ -614,7 +614,7 @@ def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: 
     if "map" not in view.held:
         raise LookupError(
             f"{height:,} × {width:,} weights are too many to compute now, and no map was measured with the run: "
-            f"request at most {FEW_CELLS:,} weights, or record it with 'map' in measures="
+            f"zoom in to at most {FEW_CELLS:,} weights, or record the capture again with its map"
         )
     cells = view.map()[0, head]
     edges = [cell_edges(n, m) for n, m in zip(view.sizes[2:], cells.shape, strict=True)]

@@ -3,7 +3,7 @@
 The data of the page is JSON:
     {"version": 1, "lang": "en", "sessions": {"1": {
         "overview": the overview,
-        "labels": every token's label, or null where the overview has them all,
+        "labels": every token's label, a list in JSON as base64 of zlib, or null where the overview has them all,
         "ranked": the strongest links across all heads,
         "thumbnails": the small maps of all heads,
         "hover": whether every weight of every head is there, of which the page makes one token's row in all of them,
@@ -18,12 +18,14 @@ The data of the page is JSON:
 A head's arrays are every weight, the strongest links of each query (of weight 0 where it sees fewer keys), or nothing:
     {"weights": (Nq, Nk)}, of a layer in windows (queries of all of them, keys of one)
     {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
+{"map", "received", "entropy"} in roots, where the heads' answers have null: together they would take over 2 MB;
 and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
 page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
 only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
 
 An array is {"shape", "f32" | "u8" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib
-made it smaller, and "unit" and "error" where weights were rounded: whole numbers of units, off by at most the error.
+made it smaller, and "unit" and "error" where weights were rounded: whole numbers of units, off by at most the error;
+with "root": true the squares of whole numbers of units, off by at most 1/255 of the largest.
 
 How much: every weight in fp32 up to 5 MB. Up to 288 tokens every weight, rounded to 1/65535 up to 5 MB, else to 1/200
 of the head's largest, but for the head that the page opens on. Beyond that, heads in the order of their strongest
@@ -39,7 +41,7 @@ import json
 import os
 import re
 import zlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -55,6 +57,7 @@ from torch import Tensor
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
+from regard.lens.files.container import pool
 from regard.locale import Lang, catalogue, translate
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
@@ -181,6 +184,9 @@ WORK = 1 << 29  # weights that are computed for links alone: some seconds
 AT_ONCE = 1 << 24  # weights that are held at once
 LEVELS = 65535  # of a rounded weight from 0 to 1
 FEW_LEVELS = 200  # of one from 0 to the head's largest
+ROOTS = 255  # levels of the root of a pooled number
+MAP_ROOM = 2 << 20  # bytes of all pooled maps in fp32; more are rounded
+BARS = 256  # beside a map that is rounded
 STEPS = 3  # links of a head whose steps are carried, where its vectors are not
 STEP_BYTES = 4096  # that one of them takes, about
 STEP_ROOM = 2**18  # bytes of all of them
@@ -214,6 +220,12 @@ def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, 
             arrays[_name(place)] |= _vectors(session, place, weights)
     for place in plan.links:
         arrays[_name(place)] = {"top": _strongest(head_of(session.layers[place[0]], place[1]))}
+    pooled = [
+        _name(place) for place in places if place not in set(plan.whole) and heads[_name(place)]["how"] == "pooled"
+    ]
+    rounded = sum(len(heads[name][part]["f32"]) for name in pooled for part in _pooled_parts(heads[name])) > MAP_ROOM
+    for name in pooled if rounded else ():
+        arrays.setdefault(name, {}).update(_rounded_parts(heads[name]))
     steps = {
         f"{_name(place)}.{link['query']}.{link['key']}": answers.steps(session, *place, link["query"], link["key"])
         for place in ([] if plan.vectors else sorted(plan.stepped))
@@ -228,7 +240,7 @@ def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, 
         "sessions": {
             "1": {
                 "overview": overview,
-                "labels": labels if len(labels) > len(overview["labels"]) else None,
+                "labels": _packed_labels(labels) if len(labels) > len(overview["labels"]) else None,
                 "ranked": answers.ranked(session),
                 "thumbnails": answers.thumbnails(session),
                 "hover": len(plan.whole) == plan.heads,
@@ -242,7 +254,7 @@ def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, 
                 "effects": {f"{token}.{key}": answers.effects(session, token, key) for token, key in measured},
                 "predictions": answers.predictions(session) if len(session.tokens) <= LONGEST else None,
                 "images": [f"data:{image['kind']};base64,{image['base64']}" for image in images],
-                "left_out": None if plan.complete else {one: _left_out(plan, one) for one in langs},
+                "left_out": None if plan.complete else {one: _left_out(plan, rounded, one) for one in langs},
             }
         },
     }
@@ -387,7 +399,39 @@ def _plain(values: Tensor) -> np.ndarray[Any, Any]:
     return values.detach().to("cpu", torch.float32).numpy()
 
 
-def _left_out(plan: _ExportPlan, lang: Lang) -> str:
+def _packed_labels(labels: list[str]) -> str:
+    return b64encode(zlib.compress(json.dumps(labels).encode("ascii"))).decode("ascii")
+
+
+def _pooled_parts(answer: Any) -> list[str]:
+    """What of a head's answer is pooled: the map, and what stands beside it."""
+    return [part for part in ("map", "received", "entropy") if answer[part] is not None]
+
+
+def _rounded_parts(answer: Any) -> dict[str, Any]:
+    """The pooled parts of a head's answer as levels, taken out of it: a fifth of the bytes."""
+    parts = {}
+    for part in _pooled_parts(answer):
+        array, answer[part] = answer[part], None
+        values = torch.from_numpy(np.frombuffer(b64decode(array["f32"]), "<f4").reshape(array["shape"]).copy())
+        if part == "received":
+            values = answers.binned(values, BARS, "sum")
+        elif part == "entropy":
+            values = pool(values, BARS)
+        parts[part] = packed_roots(_plain(values))
+    return parts
+
+
+def packed_roots(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Non-negative numbers by 255 levels of their roots, which keeps small ones apart; fp32 where there is a NaN."""
+    if not np.isfinite(values).all():
+        return packed(values, "f32")
+    unit = float(f"{np.sqrt(values.max(initial=0.0)) / ROOTS:.8g}") or 1.0  # the digits of an fp32
+    rounded = np.rint(np.sqrt(values.clip(0)) / unit)
+    return packed(rounded.clip(0, ROOTS), "u8") | {"unit": unit, "root": True}
+
+
+def _left_out(plan: _ExportPlan, rounded_maps: bool, lang: Lang) -> str:
     """What the page lacks, in words."""
     whole, links, none = len(plan.whole), len(plan.links), plan.heads - len(plan.whole) - len(plan.links)
     parts = []
@@ -403,6 +447,8 @@ def _left_out(plan: _ExportPlan, lang: Lang) -> str:
         parts.append(translate("Weights are rounded to 1/65535.", lang))
     elif whole and not plan.exact:
         parts.append(translate("Weights are rounded to 1/200 of the largest of their head.", lang))
+    if rounded_maps:
+        parts.append(translate("Maps are rounded by at most 1/255 of their largest cell.", lang))
     if not plan.vectors and plan.stepped:
         text = "It holds the steps of the {links} strongest links of {count} heads."
         parts.append(translate(text, lang, links=STEPS, count=len(plan.stepped)))
@@ -410,7 +456,7 @@ def _left_out(plan: _ExportPlan, lang: Lang) -> str:
         parts.append(translate("The steps are not in it.", lang))
     if plan.kept:
         return " ".join([*parts, translate("`regard serve` shows everything.", lang)])
-    text = "The capture was made without queries and keys: watch(model, keep='qk') keeps them."
+    text = "The capture was made without queries and keys."
     return " ".join([*parts, translate(text, lang)])
 
 

@@ -17,6 +17,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from regard.locale import Lang, translate_error
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -76,22 +78,33 @@ this page needs, a new one each time the server starts.</p>
 """
 
 
+def error_language(scope: Scope) -> Lang:
+    """The language of an error, by the Accept-Language of the request; the page names its own there."""
+    accepted = next((value for name, value in scope["headers"] if name.lower() == b"accept-language"), b"")
+    return "ko" if accepted.strip().lower().startswith(b"ko") else "en"
+
+
 class RefusedError(Exception):
     """A request that is answered with an error before a route sees it, or instead of the route's answer."""
 
     def __init__(self, status: int, words: str, *, page: str | None = None, **headers: str) -> None:
         super().__init__(words)
-        self.status = status
-        kind = "application/json" if page is None else "text/html; charset=utf-8"
-        self.body = (json.dumps({"error": words}, ensure_ascii=False) if page is None else page).encode()
-        more = {name.replace("_", "-"): value for name, value in headers.items()}
-        sent = {"content-type": kind, "content-length": str(len(self.body)), "connection": "close"}
-        self.headers = [(name.encode(), value.encode()) for name, value in (sent | HEADERS | more).items()]
+        self.status, self.words, self.page = status, words, page
+        self.more = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    async def answer(self, send: Send) -> None:
+    def response(self, lang: Lang = "en") -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Headers and body."""
+        kind = "application/json" if self.page is None else "text/html; charset=utf-8"
+        text = json.dumps({"error": translate_error(self.words, lang)}, ensure_ascii=False)
+        body = (text if self.page is None else self.page).encode()
+        sent = {"content-type": kind, "content-length": str(len(body)), "connection": "close"}
+        return [(name.encode(), value.encode()) for name, value in (sent | HEADERS | self.more).items()], body
+
+    async def answer(self, send: Send, lang: Lang) -> None:
         """Send it as a response of ASGI."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
+        headers, body = self.response(lang)
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class Gate:
@@ -130,7 +143,7 @@ class Gate:
         try:
             length = self._check(scope, headers, in_address, most)
         except RefusedError as refused:
-            await refused.answer(send)
+            await refused.answer(send, error_language(scope))
             return
         more = dict(HEADERS)
         if self._is_token(in_address) and scope["method"] == "GET":
@@ -232,7 +245,7 @@ class Gate:
         finally:
             self.in_flight -= held
         if refused is not None and not started:
-            await refused.answer(send)
+            await refused.answer(send, error_language(scope))
 
 
 def _busy() -> RefusedError:
@@ -319,7 +332,8 @@ class Connection(H11Protocol):
             return
         self._refused = True
         first = f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}".encode()
-        lines = [first, *(b": ".join(pair) for pair in refused.headers), b"", refused.body]
+        headers, body = refused.response()
+        lines = [first, *(b": ".join(pair) for pair in headers), b"", body]
         self.transport.write(b"\r\n".join(lines))
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)

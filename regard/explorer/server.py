@@ -16,9 +16,9 @@ from regard import __version__
 from regard.explorer import answers
 from regard.explorer.export import PAGE, html, with_catalogues
 from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, SessionShelf, State, no_images
-from regard.explorer.security import Gate, without_folders
+from regard.explorer.security import Gate, error_language, without_folders
 from regard.lens.measures.weights import ComputedWeights
-from regard.locale import Lang
+from regard.locale import Lang, translate_error
 from regard.session.protocol import (
     ChangesAnswer,
     EffectsAnswer,
@@ -256,26 +256,27 @@ def app(
 
 
 def _add_errors(server: FastAPI) -> None:
-    """Every error as {"error"}: a wrong value 400, what is not there 404."""
+    """Every error as {"error"} in the page's language: a wrong value 400, what is not there 404."""
 
-    def reply(status: int, message: str, **headers: str) -> JSONResponse:
-        return JSONResponse({"error": message.encode(errors="replace").decode()}, status, headers)
+    def reply(request: Request, status: int, message: str, **headers: str) -> JSONResponse:
+        words = translate_error(message, error_language(request.scope))
+        return JSONResponse({"error": words.encode(errors="replace").decode()}, status, headers)
 
     @server.exception_handler(ValueError)
     @server.exception_handler(TypeError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
-        return reply(400, without_folders(str(error)))
+        return reply(request, 400, without_folders(str(error)))
 
     @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, KeyError):  # our own mistake, which the gate answers
             raise error
-        return reply(404, without_folders(str(error)))
+        return reply(request, 404, without_folders(str(error)))
 
     @server.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
-        return reply(429, str(error), **{"retry-after": "2"})
+        return reply(request, 429, str(error), **{"retry-after": "2"})
 
     @server.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -287,16 +288,18 @@ def _add_errors(server: FastAPI) -> None:
             else:
                 where = problem["loc"][1:] or problem["loc"]  # of ("query", "layer") the second
                 messages.append(f"{'.'.join(str(part) for part in where)[:80]}: {problem['msg']}")
-        return reply(422, "; ".join(messages))
+        return reply(request, 422, "; ".join(messages))
 
     @server.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
         known = {404: f"there is nothing at {request.url.path[:80]!r}", 405: f"{request.method[:20]} is not taken here"}
-        return reply(error.status_code, known.get(error.status_code, str(error.detail)), **(error.headers or {}))
+        return reply(
+            request, error.status_code, known.get(error.status_code, str(error.detail)), **(error.headers or {})
+        )
 
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
-        return reply(400, "the body is incomplete")  # nobody reads it, but no traceback is printed either
+        return reply(request, 400, "the body is incomplete")  # nobody reads it, but no traceback is printed either
 
 
 def _add_questions(server: FastAPI, state: ServerState) -> None:
@@ -499,24 +502,24 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
         return {"job": state.jobs.swap(session, request["token"], request["word"])}
 
     @server.get("/api/job/{job}")
-    def ask_job(job: str) -> JobJSON:
+    def ask_job(request: Request, job: str) -> JobJSON:
         """How far a job is."""
         found = state.jobs.get(job)
         line: JobJSON = {
             "state": found.state,
             "progress": found.progress,
             "session": found.session,
-            "error": found.error,
+            "error": found.error and translate_error(found.error, error_language(request.scope)),
         }
         if found.opening and found.state == "done" and found.model is not None:
             line["model"] = found.model.id
         return line
 
     @server.delete("/api/job/{job}")
-    def cancel_job(job: str) -> JobJSON:
+    def cancel_job(request: Request, job: str) -> JobJSON:
         """Cancel a job."""
         state.jobs.cancel(job)
-        return ask_job(job)
+        return ask_job(request, job)
 
     @server.post("/api/open", openapi_extra=body)
     async def open_body(request: Request, name: str = "") -> OpenedJSON:

@@ -461,7 +461,7 @@ def test_weights_without_queries_and_keys_are_refused(tmp_path):
     with torch.no_grad(), regard.watch(model, layouts=model.layouts(prepared.frames[0])) as seen:
         model(pixel_values=prepared.pixel_values)
     found = session_of(seen)
-    with pytest.raises(LookupError, match=r"queries and keys.*keep='qk'"):
+    with pytest.raises(LookupError, match="queries and keys"):
         answers.row(found, 0, 0, token=0)
     assert answers.overview(found)["layers"][0]["layout"] == [0, 0]
 

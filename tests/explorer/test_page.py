@@ -66,12 +66,12 @@ def theirs(session: Session) -> list[Tensor]:
         return [layer[0] for layer in model(**read, output_attentions=True).attentions]
 
 
-def long_session() -> tuple[Session, Tensor, Tensor]:
-    """A text of 1,000 words again and again, 16,384 tokens, causal: one head looks at the same word, one near by."""
+def long_session(length: int = LONG) -> tuple[Session, Tensor, Tensor]:
+    """A text of 1,000 words again and again, causal: one head looks at the same word, one near by."""
     made = torch.Generator().manual_seed(7)
-    words = torch.randint(0, 997, (1000,), generator=made).repeat(17)[:LONG]
+    words = torch.randint(0, 997, (1000,), generator=made).repeat(17)[:length]
     table = torch.nn.functional.normalize(torch.randn(997, 16, generator=made), dim=-1)
-    angle = torch.arange(LONG)[:, None] * torch.tensor([0.4, 0.11, 0.03, 0.007, 0.0017, 0.0004, 0.0001, 0.00003])
+    angle = torch.arange(length)[:, None] * torch.tensor([0.4, 0.11, 0.03, 0.007, 0.0017, 0.0004, 0.0001, 0.00003])
     near = torch.cat([angle.cos(), angle.sin()], -1)
     k = torch.stack([table[words], near])[None]  # (1, 2, N, 16)
     q = k * torch.tensor([44.0, 12.0])[:, None, None]

@@ -322,7 +322,7 @@ def test_head_of_nan_says_so_in_the_atlas_the_map_the_card_and_the_steps(page, t
     expect(page.locator(".readout")).to_contain_text("entropy NaN")
     expect(page.locator(".pane.map .pane-note")).to_have_text("weights are NaN: see regard doctor")
     expect(page.locator(".map-legend")).to_have_text("NaNexact")
-    expect(page.locator(".card [role=alert]")).to_contain_text("Weights are NaN, all of this head: see regard doctor")
+    expect(page.locator(".card [role=alert]")).to_contain_text("Weights are NaN, all of this head: regard doctor")
     expect(page.locator(".card .tag")).to_have_text("NaN")
     assert page.locator(".card .sentence:not(.error)").count() == 0
     expect(page.locator(".said-weight")).to_have_text("NaN")

@@ -34,7 +34,7 @@ import { SearchError } from "./search.js";
 /** @typedef {import("./heads.js").HeadLine} HeadLine */
 
 const LARGEST = 44; // pixels of a cell
-const PICTURE = 24; // pixels of a cell from which a picture in it can be read
+const PICTURE = { wide: 24, high: 18 }; // pixels of a cell from which a picture in it can be read
 const LARGEST_PICTURE = 80;
 const SMALLEST = 5;
 const NUMBERED = 20; // pixels from which a cell has room for its number
@@ -90,6 +90,8 @@ class Atlas {
     this.sizes = null;
     /** @type {Set<HeadLine> | null} */
     this.fits = null;
+    /** @type {import("./search.js").Part | undefined} */
+    this.part = undefined; // what the search asks for, where that is one thing
     /** @type {Overview | null} */
     this.overview = null;
     /** @type {HeadLine[]} */
@@ -367,13 +369,16 @@ class Atlas {
     return { token: `“${this.naming?.query(layer, token) ?? token}”`, key: `“${this.naming?.key(layer, key) ?? key}”` };
   }
 
-  /** Choose the head that is best by the measure among those that fit the search. */
+  /** Of the heads that fit the search, choose the best by its pattern, else by the measure; where none fits, the closest. */
   chooseBest() {
-    const { fits, values } = this;
-    if (!fits || fits.size === 0) return;
-    const value = (/** @type {HeadLine} */ head) => values?.[this.heads.indexOf(head)] ?? NaN;
-    const { layer, head } = [...fits].reduce((best, one) => (value(one) > value(best) ? one : best));
-    this.store.set({ layer, head });
+    const { fits, part, values } = this;
+    if (!fits) return;
+    const pattern = part && "pattern" in part ? part.pattern : null;
+    const value = (/** @type {HeadLine} */ head) =>
+      pattern ? head.numbers[pattern] : (values?.[this.heads.indexOf(head)] ?? NaN);
+    const [first, ...rest] = fits;
+    const best = first ? rest.reduce((top, one) => (value(one) > value(top) ? one : top), first) : closest(this.heads, part)?.head;
+    if (best) this.store.set({ layer: best.layer, head: best.head });
   }
 
   /**
@@ -388,6 +393,7 @@ class Atlas {
     this.search.removeAttribute("aria-invalid");
     try {
       const { fits, part } = fitting(this.heads, find, overview);
+      this.part = part;
       fill(this.found, ...(find.trim() ? this.foundWords(fits, part) : [""]));
       return find.trim() ? fits : null;
     } catch (error) {
@@ -503,10 +509,7 @@ class Atlas {
     cell.className = `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`;
     cell.style.setProperty("--tint", known ? painting.colour(value) : "");
     cell.style.setProperty("--tint-ink", known ? painting.ink(value) : "");
-    if (cell.title !== name) {
-      cell.title = name;
-      cell.setAttribute("aria-label", name);
-    }
+    if (cell.title !== name) cell.title = name; // its accessible name: the number in it is hidden, and rounded
     if (cell.firstElementChild) cell.firstElementChild.textContent = written;
   }
 
@@ -603,8 +606,8 @@ class Atlas {
       return [cell, Math.max(least, Math.floor(Math.min(high, longer * cell, most)))];
     };
     const { cells } = this.store.get();
-    const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE : SMALLEST, 1.25);
-    const pictured = this.pictures.any && cells !== "colour" && Math.min(...large) >= PICTURE;
+    const large = size(LARGEST_PICTURE, cells === "thumbnails" ? PICTURE.wide : SMALLEST, 1.25);
+    const pictured = this.pictures.any && cells !== "colour" && large[0] >= PICTURE.wide && large[1] >= PICTURE.high;
     const [cell, room] = pictured ? large : size(LARGEST, SMALLEST, 1.4);
     const strip = Math.min(cell, room) >= STRIP.from ? STRIP.number : STRIP.bare;
     const height = pictured ? Math.min(room, Math.ceil((cell - 2) * this.pictures.tallest) + strip + 3) : room;

@@ -22,7 +22,7 @@ const P_VALUE = message("Share of these keys, the chosen one counted, whose effe
 /** Why what a link does cannot be measured. @type {Record<import("../source/source.js").NoEffects, string>} */
 const NO_EFFECTS = {
   no_model: message(
-    "What the link does cannot be measured: a capture file does not hold the model. Read the text here, or take regard.effect.",
+    "What the link does cannot be measured: a capture file does not hold the model. Read the text here to measure it.",
   ),
   repeated: message(
     "What the link does cannot be measured: this model runs one layer several times, and an edit would change every run.",

@@ -256,7 +256,7 @@ class ImagePane {
       ...{ row, key, lang: state.lang, queryName: naming.query(state.layer, row.token), place: row.token },
       keyName: key === null ? "–" : naming.key(state.layer, key),
       hint: this.held
-        ? translate("held: point at the image to read single weights; click again to let go", state.lang)
+        ? translate("held: click again to let go", state.lang)
         : translate("click to hold", state.lang),
     }));
   }

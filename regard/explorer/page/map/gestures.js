@@ -5,6 +5,7 @@
  * @typedef {object} Answers
  * @property {(dx: number, dy: number) => void} pan
  * @property {(factor: number, x: number, y: number) => boolean} zoom  false where nothing changed
+ * @property {(x: number, y: number) => void} enter  one step closer
  * @property {(from: {x: number, y: number}, to: {x: number, y: number}, done: boolean) => void} brush
  * @property {(x: number, y: number) => void} click
  * @property {(x: number, y: number) => void} hover
@@ -64,7 +65,7 @@ export function listen(canvas, answers) {
     press = null;
   });
   on("pointerleave", () => answers.leave());
-  on("dblclick", (/** @type {MouseEvent} */ event) => void answers.zoom(2, place(event).x, place(event).y));
+  on("dblclick", (/** @type {MouseEvent} */ event) => answers.enter(place(event).x, place(event).y));
   on("wheel", (/** @type {WheelEvent} */ event) => wheel(event, place(event), answers), { passive: false });
   on("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (!answers.key(event)) return;

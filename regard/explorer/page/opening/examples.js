@@ -143,11 +143,12 @@ function highest({ measures }, pattern) {
  * @returns {Promise<Partial<State>>}
  */
 async function crossPlace({ layers, labels }, source, session) {
+  const asked = labels.findIndex((label) => /:$/.test(label)); // the end of what the model is asked to do
   const heads = layers.flatMap(({ kind, index, heads: count }) =>
     kind === "cross" ? Array.from({ length: count }, (_, head) => source.head(session, index, head, "en")) : [],
   );
   const links = (await Promise.all(heads)).flatMap(({ layer, head, links: own }) =>
-    own.filter(({ key }) => /\p{L}/u.test(labels[key] ?? "") && !/^[<[]/.test(labels[key])).map((link) => ({ layer, head, ...link })),
+    own.filter(({ key }) => key > asked && /\p{L}/u.test(labels[key] ?? "") && !/^[<[]/.test(labels[key])).map((link) => ({ layer, head, ...link })),
   );
   const best = links.sort((a, b) => b.weight - a.weight)[0];
   return best ? { layer: best.layer, head: best.head, token: best.query, key: best.key } : {};

@@ -18,7 +18,7 @@ const TOP = 10;
 /** @type {Record<string, string>} */
 const REASONS = {
   no_model: message("What the model predicts is not known here: a capture alone has no model to run."),
-  no_head: message("This model predicts no words and no labels: it has no head for them."),
+  no_head: message("This model has no head that predicts words or labels."),
   no_mask: message("This model fills in masked words: put [MASK] into the text to see its predictions."),
   too_long: message("The prediction is not in this file: the text is too long."),
 };

@@ -66,7 +66,7 @@ export function mount(page, store, source, address) {
         ),
       address &&
         item("link", translate("Copy link", lang), translate("the address of this view", lang), () => void copy()),
-      make("h3", {}, translate("Image with caption", lang)),
+      make("h2", {}, translate("Image with caption", lang)),
       ...[...page.querySelectorAll("[data-pane]")].map((pane) => paneLine(/** @type {HTMLElement} */ (pane), lang)),
     );
   };

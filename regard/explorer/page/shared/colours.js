@@ -71,6 +71,7 @@ export function scaleOf(kind, values) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
+  high = Math.min(high, 1); // cells at a map's ragged edge are scaled up
   if (kind === "linear") return { kind, low: 0, high, place: (value) => clamp(value / high) };
   low = Math.min(Math.max(low, high * 10 ** -DECADES), high / 10);
   const span = Math.log(high / low);

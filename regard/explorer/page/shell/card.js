@@ -17,10 +17,10 @@ import { mount as mountSteps } from "../steps/steps.js";
 /** @typedef {import("../state.js").Store} Store */
 
 const ALL_NAN = message(
-  "Weights are NaN, all of this head: see regard doctor, or capture.doctor(), which says where NaN came from.",
+  "Weights are NaN, all of this head: regard doctor says where NaN came from.",
 );
 const SOME_NAN = message(
-  "Some weights of this head are NaN: see regard doctor, or capture.doctor(), which says where NaN came from.",
+  "Some weights of this head are NaN: regard doctor says where NaN came from.",
 );
 const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
 
@@ -34,7 +34,9 @@ const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
  */
 export function mount(element, store, source, measured) {
   const names = ["card", "predictions", "effect", "steps"];
-  const [left, predicted, middle, right] = names.map((name) => make("section", { class: name }));
+  // All scroll by keyboard: two of them may hold nothing else that takes the focus.
+  const focus = (/** @type {string} */ name) => (name === "card" || name === "effect" ? { tabindex: 0 } : {});
+  const [left, predicted, middle, right] = names.map((name) => make("section", { class: name, ...focus(name) }));
   fill(element, left, predicted, middle, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {

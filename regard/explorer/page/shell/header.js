@@ -38,7 +38,7 @@ export function drawHeader(element, store, shown) {
     element,
     make("h1", {}, eye(), "regard"),
     shown.sessions.length > 0 && state.compare === null && sessionChoice(state, shown),
-    shown.overview && state.compare === null && make("span", { class: "facts" }, facts(state, shown.overview)),
+    shown.overview && state.compare === null && make("span", { class: "facts", title: facts(state, shown.overview) }, facts(state, shown.overview)),
     make("span", { class: "space" }),
     shown.overview &&
       shown.canLook &&

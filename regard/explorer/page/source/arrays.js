@@ -10,7 +10,7 @@
  * @returns {Numbers}
  */
 function unpack(packed) {
-  const bytes = Uint8Array.from(atob(packed.f32), (letter) => letter.charCodeAt(0));
+  const bytes = bytesOf(packed.f32);
   const view = new DataView(bytes.buffer);
   const data = new Float32Array(bytes.length >> 2);
   for (let i = 0; i < data.length; i++) data[i] = view.getFloat32(4 * i, true);
@@ -29,8 +29,7 @@ function unpack(packed) {
  * @returns {Levels}
  */
 export function unpackLevels({ shape, u8, scale }) {
-  const data = Uint8Array.from(atob(u8), (letter) => letter.charCodeAt(0));
-  return { shape, data, scale: ("f32" in scale ? unpack(scale) : scale).data };
+  return { shape, data: bytesOf(u8), scale: ("f32" in scale ? unpack(scale) : scale).data };
 }
 
 /**
@@ -61,9 +60,9 @@ export function list(values) {
 // ----------------------------------------------------------------------------------------------------- exported arrays
 
 /**
- * error: the largest rounding error of weights, which are then whole numbers of units.
+ * error: the largest rounding error of weights, which are then whole numbers of units.  root: the numbers are their squares.
  * @typedef {{shape: number[], f32?: string, u8?: string, u16?: string, u32?: string, deflate?: boolean, unit?: number,
- *   error?: number}} Compressed
+ *   root?: boolean, error?: number}} Compressed
  */
 
 /** @type {WeakMap<Compressed, Promise<Numbers>>} */
@@ -88,8 +87,8 @@ export function numbers(packed) {
  * @returns {Promise<Numbers>}
  */
 async function decode(packed) {
-  const { f32, u8, u16, u32, unit = 1 } = packed;
-  const bytes = Uint8Array.from(atob(f32 ?? u8 ?? u16 ?? u32 ?? ""), (letter) => letter.charCodeAt(0));
+  const { f32, u8, u16, u32, unit = 1, root = false } = packed;
+  const bytes = bytesOf(f32 ?? u8 ?? u16 ?? u32 ?? "");
   const plain = packed.deflate ? await inflated(bytes) : bytes.buffer;
   const view = new DataView(plain);
   /** @type {[number, (at: number) => number]} */
@@ -103,7 +102,22 @@ async function decode(packed) {
           : [4, (at) => view.getUint32(at, true)];
   const data = new Float32Array(plain.byteLength / width); // a key's number is exact there up to 2^24
   for (let i = 0; i < data.length; i++) data[i] = read(i * width) * unit;
+  if (root) for (let i = 0; i < data.length; i++) data[i] *= data[i];
   return { shape: packed.shape, data };
+}
+
+/**
+ * What JSON a compressed text holds.
+ * @param {string} text  base64 of zlib
+ * @returns {Promise<any>}
+ */
+export async function inflatedJSON(text) {
+  return JSON.parse(new TextDecoder().decode(await inflated(bytesOf(text))));
+}
+
+/** @param {string} text */
+function bytesOf(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
 /** @param {Uint8Array<ArrayBuffer>} bytes */

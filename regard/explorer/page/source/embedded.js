@@ -1,7 +1,7 @@
 // Answers from the data of an exported page. What was written into the data is given as it is; rows, tiles and steps
 // are computed from a head's arrays. `regard.explorer.export` documents the data.
 
-import { numbers, unpackAll } from "./arrays.js";
+import { inflatedJSON, numbers, unpackAll } from "./arrays.js";
 import { imageSums, levelsOf, placeIn } from "./rows.js";
 
 /** @typedef {import("./arrays.js").Compressed} Compressed */
@@ -9,18 +9,18 @@ import { imageSums, levelsOf, placeIn } from "./rows.js";
 /** @typedef {import("./source.js").Source} Source */
 
 /**
- * One head: every weight, (Nq, Nk), or the strongest links of each query, (Nq, links); q (Nq, D), k (Nk, D), v (Nk, Dv)
+ * One head: its map, received and entropy, where the answer has null for them; every weight, (Nq, Nk), or the strongest links of each query, (Nq, links); q (Nq, D), k (Nk, D), v (Nk, Dv)
  * as attention got them, lse (Nq); hidden (Nq, Nk), 1 for masked keys, where some are. Of a layer in windows Nq counts through all of them and Nk is that of one.
  * @typedef {{weights?: Compressed, top?: {keys: number, index: Compressed, weight: Compressed}, q?: Compressed, k?: Compressed, v?: Compressed,
- *   lse?: Compressed, hidden?: Compressed, scale?: number}} Arrays
+ *   lse?: Compressed, hidden?: Compressed, scale?: number, map?: Compressed, received?: Compressed, entropy?: Compressed}} Arrays
  */
 /**
  * One session. heads: "layer.head" → the `head` answer.  sentences: language → "layer.head" → its sentence.
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
  * hover: do `arrays` hold every weight of every head?
- * effects: "token.key" → what was measured of that link.  labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
+ * effects: "token.key" → what was measured of that link.  labels: every token, compressed, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
- *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
+ *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string | null, images?: string[],
  *   thumbnails?: any, hover?: boolean, ranked?: import("./source.js").Ranked, predictions?: any,
  *   effects?: Record<string, any>, left_out: Record<string, string> | null}} Carried
  */
@@ -84,7 +84,8 @@ export class EmbeddedSource {
   /** @type {Source["tokens"]} */
   async tokens(session, start, stop) {
     const { labels, overview } = this.#session(session);
-    return { start, labels: (labels ?? overview.labels).slice(start, stop) };
+    const all = labels === null ? overview.labels : await this.#later(`${session}/labels`, () => inflatedJSON(labels));
+    return { start, labels: all.slice(start, stop) };
   }
 
   /** @type {Source["head"]} */
@@ -93,7 +94,10 @@ export class EmbeddedSource {
     const name = `${layer}.${head}`;
     if (heads[name] === undefined) throw new Error(`layer ${layer}, head ${head} is not in this page`);
     const answer = this.#once(`${session}/head/${name}`, () => heads[name]);
-    answer.map ??= await this.#pooledMap(session, layer, head);
+    const { map, received, entropy } = this.#session(session).arrays[name] ?? {};
+    answer.map ??= await (map ? numbers(map) : this.#pooledMap(session, layer, head));
+    answer.received ??= received ? await numbers(received) : null;
+    answer.entropy ??= entropy ? await numbers(entropy) : null;
     return { ...answer, sentence: sentences[lang]?.[name] ?? answer.sentence };
   }
 
@@ -307,7 +311,15 @@ export class EmbeddedSource {
    * @param {() => any} packed
    */
   #once(name, packed) {
-    if (!this.decoded.has(name)) this.decoded.set(name, unpackAll(packed()));
+    return this.#later(name, () => unpackAll(packed()));
+  }
+
+  /**
+   * @param {string} name
+   * @param {() => any} make  a value, or a promise of one
+   */
+  #later(name, make) {
+    if (!this.decoded.has(name)) this.decoded.set(name, make());
     return this.decoded.get(name);
   }
 }

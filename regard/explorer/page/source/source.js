@@ -213,6 +213,9 @@ const NO_TOKEN = message(
 /** @param {string} text */
 const problem = (text) => new Error(translate(text, document.documentElement.lang === "ko" ? "ko" : "en"));
 
+/** The language in which a server says what went wrong: the page's, which need not be the browser's. */
+const inOwnLanguage = () => ({ "accept-language": document.documentElement.lang });
+
 /** @param {Response} response */
 async function answer(response) {
   if (response.status === 403 && response.headers.has("www-authenticate")) throw problem(NO_TOKEN);
@@ -375,7 +378,7 @@ export class HttpSource {
 
   /** @param {string} path */
   async #file(path) {
-    const response = await fetch(`${this.base}/api/${path}`).catch(() => {
+    const response = await fetch(`${this.base}/api/${path}`, { headers: inOwnLanguage() }).catch(() => {
       throw problem(NO_SERVER);
     });
     return response.ok ? response.blob() : answer(response);
@@ -402,9 +405,9 @@ export class HttpSource {
    * @returns {Promise<any>}
    */
   async #send(method, path, body, signal) {
-    const headers = typeof body === "string" ? { "content-type": "application/json" } : undefined;
-    const kind = body instanceof Blob ? { "content-type": "application/octet-stream" } : headers;
-    const response = await fetch(`${this.base}/api/${path}`, { method, body, signal, headers: kind }).catch((error) => {
+    const kind = typeof body === "string" ? "application/json" : body instanceof Blob ? "application/octet-stream" : null;
+    const headers = { ...inOwnLanguage(), ...(kind && { "content-type": kind }) };
+    const response = await fetch(`${this.base}/api/${path}`, { method, body, signal, headers }).catch((error) => {
       throw isAbort(error) ? error : problem(NO_SERVER);
     });
     return answer(response);

@@ -80,7 +80,7 @@ class StepsPane {
       this.answer = null;
       if (!(found?.rows ?? overview.rows)) return this.note(
         translate(
-          'This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep="qk").',
+          "This capture was made without queries and keys: it has no exact rows, so no steps.",
           lang,
         ),
       );

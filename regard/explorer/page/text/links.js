@@ -12,7 +12,7 @@ import { digits, howText, message, signedDigits, translate } from "../shared/mes
  */
 
 export const NO_ROWS = message(
-  'This capture holds no queries and keys, so exact rows cannot be had: capture with keep="qk".',
+  "This capture was made without queries and keys, so exact rows cannot be had.",
 );
 
 export class LinkList {

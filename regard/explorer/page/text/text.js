@@ -350,7 +350,7 @@ class TextPane {
         this.#asks ? translate("Point at a word to see what it looks at; click to hold it.", lang) : unasked,
       );
     const hint = this.held
-      ? translate("held: point at other words to read their weight; click again to let go", lang)
+      ? translate("held: click again to let go", lang)
       : translate("click to hold this word", lang);
     const key = state.key ?? this.#top(state, row)[0]?.key ?? null;
     const word = this.#wordOf(row.token);
