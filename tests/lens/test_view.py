@@ -249,11 +249,13 @@ def test_what_was_not_measured_is_measured_once(passes):
 
 
 def test_what_is_measured_later_is_what_is_measured_at_once():
-    late, early = look(measures=[]), look(measures=NAMES)
+    # "top" keeps every score as it is, which costs a pass; the same numbers without it are rounded elsewhere.
+    late, early, top = look(measures=[]), look(measures=[n for n in NAMES if n != "top"]), look(measures=["top"])
     for name in ("entropy", "received", "max_logit", "effective"):
         assert torch.equal(getattr(late, name), getattr(early, name)), name
     assert torch.equal(late.map(), early.map())
-    assert torch.equal(late.top().index, early.top().index)
+    assert torch.equal(late.top().index, top.top().index)
+    assert torch.equal(late.top().weight, top.top().weight)
 
 
 def test_no_pass_is_made_for_exact_weights(passes):
