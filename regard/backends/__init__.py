@@ -171,7 +171,7 @@ def place_of_launch(q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: Any) ->
         return None
     if torch.is_autocast_enabled(device.type) or getattr(forward_ad, "_current_level", 0) >= 0:
         return None
-    if _transforming() or _dispatch_depth() or torch.jit.is_tracing():
+    if _transforming() or _dispatch_depth() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     # 2. The key, and where it belongs.
     kept = _LAUNCHES
