@@ -49,7 +49,7 @@ from regard.session.predictions import predict
 from regard.session.ranking import opening_of, ranked_links
 from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
-from regard.session.swaps import align, changed_heads, swap_word
+from regard.session.swaps import align, changed_heads
 
 VERSION = 1
 FIRST_LABELS = 4096  # in the overview
@@ -773,17 +773,4 @@ def changes(session: Session, other: Session, count: int = CHANGED) -> protocol.
             for head in heads[:count]
         ],
         "complete": complete,
-    }
-
-
-def swap(session: Session, token: int, word: str) -> protocol.SwapAnswer:
-    """Exchange the word of a token, let the model read the text again, and compare."""
-    _check_index("token", token, len(session.tokens), "tokens")
-    if not isinstance(word, str):
-        raise TypeError(f"word must be a text, got {type(word).__name__}")
-    other = swap_word(session, token, word)
-    return {
-        "text": other.text or "",
-        "labels": _labels(other, 0, FIRST_LABELS),
-        "changes": changes(session, other),
     }

@@ -507,11 +507,3 @@ class ChangesAnswer(TypedDict):
     after: int
     heads: list[HeadChangeJSON]
     complete: bool
-
-
-class SwapAnswer(TypedDict):
-    """A text with one word exchanged, its tokens, and the heads that changed."""
-
-    text: str
-    labels: list[str]
-    changes: ChangesAnswer

@@ -354,7 +354,7 @@ def client(session: Session) -> Iterator[TestClient]:
 def test_server_and_notebook_answer_the_same(client, session, question, given):
     expected = getattr(answers, question)(session, **given)
     assert client.get(f"/api/session/1/{question}", params=given).json() == expected
-    reply = answer(session, {"id": 1, "ask": question, "given": given})
+    reply = answer([session], {"id": 1, "session": "1", "ask": question, "given": given})
     assert reply == {"id": 1, "answer": expected}
     json.dumps(expected, allow_nan=False)
 

@@ -674,7 +674,7 @@ def test_exported_page_shows_windows(page, windowed, tmp_path):
 
 def in_a_notebook(page: Any, session: Session) -> Any:
     """What anywidget does in a notebook, without one: a model whose messages Python answers."""
-    page.expose_function("askPython", lambda message: answer(session, message))
+    page.expose_function("askPython", lambda message: answer([session], message))
     page.goto("data:text/html,<!doctype html><meta charset=utf-8><body style='margin:0'><div id=cell></div>")
     page.add_script_tag(
         type="module",

@@ -155,7 +155,7 @@ def test_measuring_is_cancelled_between_heads_and_the_model_is_free_meanwhile(cl
 
 
 def test_notebook_measures_too(session):
-    reply = answer(session, {"id": 7, "ask": "measure", "given": IN_HEAD})
+    reply = answer([session], {"id": 7, "session": "1", "ask": "measure", "given": IN_HEAD})
     assert reply == {"id": 7, "answer": answers.effects(session, **LINK)}
     assert reply["answer"]["links"][0]["effect"] > 0
 

@@ -14,21 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 from browsing import BEARER, PATIENCE, PLAYWRIGHT, opened, ready, serving, until
+from page_parts import LONG, large_session, long_session
 from torch import Tensor
 
-import regard
 from regard.explorer.export import write_html
 from regard.explorer.jobs import ModelShelf
-from regard.lens.capture import Capture, Record
-from regard.lens.view import View
 from regard.session.default_models import default_model
-from regard.session.session import Session, look_at, session_of
+from regard.session.session import Session, look_at
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 SENTENCE = "The animal didn't cross the street because it was too tired."
 OTHER = "The animal didn't cross the street because it was too wide."
 LAYER, HEAD, IT, ANIMAL = 3, 1, 10, 2
-LONG = 16_384
 
 
 # ------------------------------------------------------------------------------------------------------------- fixtures
@@ -64,22 +61,6 @@ def theirs(session: Session) -> list[Tensor]:
     read = AutoTokenizer.from_pretrained(default_model())(SENTENCE, return_tensors="pt")
     with torch.no_grad():
         return [layer[0] for layer in model(**read, output_attentions=True).attentions]
-
-
-def long_session(length: int = LONG) -> tuple[Session, Tensor, Tensor]:
-    """A text of 1,000 words again and again, causal: one head looks at the same word, one near by."""
-    made = torch.Generator().manual_seed(7)
-    words = torch.randint(0, 997, (1000,), generator=made).repeat(17)[:length]
-    table = torch.nn.functional.normalize(torch.randn(997, 16, generator=made), dim=-1)
-    angle = torch.arange(length)[:, None] * torch.tensor([0.4, 0.11, 0.03, 0.007, 0.0017, 0.0004, 0.0001, 0.00003])
-    near = torch.cat([angle.cos(), angle.sin()], -1)
-    k = torch.stack([table[words], near])[None]  # (1, 2, N, 16)
-    q = k * torch.tensor([44.0, 12.0])[:, None, None]
-    measures = ["entropy", "effective", "received", "max_logit", "map"]
-    view = regard.look(q, k, k, mask=regard.masks.causal(), measures=measures)
-    capture = Capture("Toy", [[f"w{word}" for word in words.tolist()]])
-    capture.records.append(Record("layers.0", 0, "self", "test", "test", view=view))
-    return session_of(capture, "a long document"), q[0], k[0]
 
 
 @pytest.fixture(scope="module")
@@ -370,19 +351,6 @@ ROWS = [f"row?layer=0&head=1&token={(k * 7919) % LONG}&start=8000&stop=8600" for
 
 def test_token_of_16384_is_answered_with_a_few_kilobytes(long_site):
     assert max(len(body) for _, body in asked(long_site, *ROWS)) < 64_000
-
-
-def large_session() -> Session:
-    """16 layers of 32 heads that saw 131,072 tokens; measures only, as a capture's file holds them."""
-    n, heads = 131_072, 32
-    line = torch.linspace(0, 2, n).expand(1, heads, n)
-    capture = Capture("Large", [[f"token{i}" for i in range(n)]])
-    for layer in range(16):
-        held = {"entropy": line, "received": line + layer, "map": torch.rand(1, heads, 64, 64)}
-        held |= {f"pattern {name}": torch.rand(1, heads) for name in ("own", "first", "induction")}
-        record = Record(f"layers.{layer}", 0, "self", "test", "test", view=View((1, heads, n, n), held))
-        capture.records.append(record)
-    return session_of(capture, "large")
 
 
 WATCH = """

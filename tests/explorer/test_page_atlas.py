@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 import transformers
 from browsing import PLAYWRIGHT, ready, serving, until
+from page_parts import node, ran
 from seeing_twins import picture
 from shown_twins import registers, windows
 from speaking_twins import bert
@@ -21,26 +20,14 @@ from torch import Tensor
 from unpacking import unlevelled, unpacked
 
 from regard.explorer import answers, export
-from regard.explorer.export import bundle, modules, page_data, write_html
+from regard.explorer.export import page_data, write_html
 from regard.session.session import Session, look_at, look_at_image
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
-node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
 TEXT = "The animal did not cross the street because it was too tired."
 
 
 # ----------------------------------------------------------------------------------------------------------- pure parts
-
-
-def ran(entry: str, what: str) -> Any:
-    """The value of an expression over what a module of the page exports, called `page` in it."""
-    script, name = bundle(modules(), entry)
-    source = f"{script}\nconst page = {name};\nconst all = async () => {what};\n"
-    source += "const plain = (_, one) => (ArrayBuffer.isView(one) ? Array.from(one) : one);\n"
-    source += "console.log(JSON.stringify(await all(), plain));"
-    done = subprocess.run(["node", "--input-type=module"], input=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 PATTERNS = ["first", "own", "previous", "next", "neighbours", "uniform", "delimiter", "same token", "induction"]

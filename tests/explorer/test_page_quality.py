@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 from browsing import BEARER, PLAYWRIGHT, Window, opened, ready, serving
+from page_parts import large_session, long_session, node, ran
 from seeing_twins import picture, vit
 from speaking_twins import gpt2
-from test_page import large_session as session_of_131072_tokens
-from test_page import long_session
-from test_page_atlas import node, ran
 
 from regard.explorer.export import write_html
 from regard.explorer.jobs import ModelShelf
@@ -271,7 +269,7 @@ def test_job_6_a_text_of_5000_tokens_down_to_exact_cells_takes_three_clicks(coun
 
 @pytest.fixture(scope="module")
 def large() -> Session:
-    return session_of_131072_tokens()
+    return large_session()
 
 
 @pytest.fixture(scope="module")

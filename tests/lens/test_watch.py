@@ -1001,7 +1001,7 @@ def test_calls_of_compiled_code_are_numbered(way: str, tmp_path: Path) -> None:
         assert capture.atlas().shape == (3, H)
         assert "compiled_call.2" in capture.summary()
         assert capture.show() is not None
-        assert capture.show(1, head=0).texts[0].get_text() == "head 0"
+        assert capture.show(1, head=0).texts[0].get_text() == "Stack, layer 1, head 0"
     with pytest.raises(KeyError, match=r"layers\.0.*compiled_call\.0.*torch\.compile"):
         seen["layers.0"]
 

@@ -221,7 +221,7 @@ def test_nan_is_said_and_not_predicted(decoder):
 
 def test_notebook_and_exported_page_have_the_same(session):
     expected = answers.predictions(session, [[0, 1]])
-    reply = answer(session, {"id": 1, "ask": "predictions", "given": {"without": [[0, 1]]}})
+    reply = answer([session], {"id": 1, "session": "1", "ask": "predictions", "given": {"without": [[0, 1]]}})
     assert reply == {"id": 1, "answer": expected}
     json.dumps(reply, allow_nan=False)
     (mine,) = page_data(session)["sessions"].values()

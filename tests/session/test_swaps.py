@@ -215,9 +215,12 @@ def test_server_reads_the_changed_text_and_compares(client, session):
     expected = answers.changes(session, swap_word(session, 2, "cat"), 3)
     assert got == expected
     assert got["heads"][0]["words"][0][0] in session.tokens
-    reply = answer(session, {"id": 1, "ask": "swap", "given": {"token": 2, "word": "cat"}})["answer"]
-    assert reply["changes"]["heads"][:3] == expected["heads"]
-    assert (reply["text"], reply["labels"][2]) == (TEXT.replace("animal", "cat"), "cat")
+    sessions = [session]
+    swap = {"id": 1, "session": "1", "ask": "swap", "given": {"token": 2, "word": "cat"}}
+    assert answer(sessions, swap)["answer"] == {"session": "2"}
+    assert (sessions[1].text, sessions[1].tokens[2]) == (TEXT.replace("animal", "cat"), "cat")
+    changes = answer(sessions, {"id": 2, "session": "1", "ask": "changes", "given": {"other": "2"}})["answer"]
+    assert changes["heads"][:3] == expected["heads"]
 
 
 def test_server_refuses_a_word_before_the_job_starts(client):
