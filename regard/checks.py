@@ -1,11 +1,12 @@
-"""Argument checks, and properties of tensors that can also be read under torch.compile and on the meta device."""
+"""Checks of arguments, and properties of tensors that can also be read under torch.compile and on the meta device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,60 @@ def check_int(name: str, value: object, least: int | None = 1) -> int:
     if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
+
+
+Number = int | Tensor
+"""One integer for all, or a (B or 1, H or 1) tensor of them."""
+
+
+def numbers(name: str, value: object) -> Tensor:
+    """Copy numbers or booleans from a list, a NumPy array or a tensor into a tensor of our own.
+
+    >>> numbers("lengths", np.array([3, 2, 1])[::-1]).tolist()
+    [1, 2, 3]
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.requires_grad else value.clone()
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
+        raise TypeError(f"{name} must be a list, a NumPy array or a tensor, got {type(value).__name__}: {value!r}")
+    try:
+        array = np.array(value)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError) as problem:  # ragged lists, lists of tensors or of strings
+        raise TypeError(f"{name} must hold numbers or booleans in a regular shape: {problem}") from None
+
+
+def are_integers(values: Tensor) -> bool:
+    """Whether the dtype is an integer one."""
+    return not (values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool)
+
+
+def number(name: str, value: object, least: int | None = None) -> Number:
+    """Read an integer argument: one for all, one per batch row (B,), or one per row and head (B or 1, H or 1).
+
+    >>> number("before", 3)
+    3
+    >>> number("offset", [0, 4]).shape
+    torch.Size([2, 1])
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        result: Number = int(value)
+    elif isinstance(value, (Sequence, np.ndarray, Tensor)) and not isinstance(value, str):
+        result = numbers(name, value)
+        if result.ndim not in (1, 2) or result.numel() == 0:
+            raise ValueError(
+                f"{name} must be one integer, one per batch row (B,), or one per row and head (B or 1, H or 1); "
+                f"got shape {tuple(result.shape)}"
+            )
+        if not are_integers(result):
+            raise TypeError(f"{name} must hold integers, got {result.dtype}")
+        result = result.long().reshape(result.shape[0], -1)  # (B, 1) or (B, H)
+    else:
+        raise TypeError(f"{name} must be an integer or integers, got {type(value).__name__}: {value!r}")
+    if least is not None and (result if isinstance(result, int) else int(result.min())) < least:
+        shown = result if isinstance(result, int) else result.tolist()
+        raise ValueError(f"{name} must be at least {least}, got {shown}")
+    return result
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

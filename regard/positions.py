@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.checks import check_int, local
 from regard.masks.biases import Bias, OffsetBias, as_bias, dense
-from regard.masks.rules import IndexRule, cell_of, four_axes, place, read_offset
+from regard.masks.mask import IndexRule, cell_of, four_axes, place, read_offset
 from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
 __all__ = [

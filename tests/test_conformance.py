@@ -11,7 +11,8 @@ from hypothesis import given
 
 import regard
 from regard import masks, testing
-from regard.masks import rules, tiles
+from regard.masks import mask as rules
+from regard.masks import tiles
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, assert_rule, cases, conform, largest_error
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.masks.rules import indices
+from regard.masks.mask import indices
 from regard.positions import (
     T5,
     Bias,

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from regard.checks import check_dense, has_numbers
 from regard.masks import DenseMask, Mask, as_mask
 from regard.masks.biases import Bias, DenseBias, as_bias
-from regard.masks.rules import four_axes
+from regard.masks.mask import four_axes
 
 __all__ = [
     "BiasGradient",
@@ -128,7 +128,7 @@ def prepare(
         check_dense("mask", mask, numbers=numpy or not q.is_meta)
     if isinstance(bias, Tensor):
         check_dense("bias", bias, numbers=numpy or not q.is_meta)
-    mask, bias = as_mask(mask, weights), as_bias(bias, weights)
+    mask, bias = as_mask(mask, weights), None if bias is None else as_bias(bias, weights)
     if sinks is not None:
         sinks = _check_sinks(sinks, q, numpy)
     if q.ndim != 4:

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.backends.call import Call, Launch, custom_kernel_unsupported_reason
 from regard.masks import FULL, PARTIAL, Mask
-from regard.masks.rules import IndexRule, keep
+from regard.masks.mask import IndexRule, keep
 
 __all__ = ["forward_with_lse", "how", "launcher", "run", "unsupported_reason"]
 

@@ -17,7 +17,7 @@ from regard.backends.call import Call, Launch, cells_of_bias, cells_of_mask, for
 from regard.checks import has_numbers
 from regard.masks import Causal, DenseMask
 from regard.masks.biases import DenseBias
-from regard.masks.rules import keep
+from regard.masks.mask import keep
 from regard.positions import SwinBias
 
 __all__ = ["forward_with_lse", "how", "launcher", "plain", "run", "unsupported_reason"]

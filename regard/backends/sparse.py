@@ -23,7 +23,7 @@ from regard.backends.call import (
 )
 from regard.checks import untraced
 from regard.masks.biases import Bias, DenseBias
-from regard.masks.rules import IndexRule
+from regard.masks.mask import IndexRule
 from regard.masks.tiles import Group, QueryPanel, Terms, VisibleTiles, pieces, visible_tiles
 
 CPU_KERNELS = (  # private to torch; where a release lacks one, the same is done in plain operations

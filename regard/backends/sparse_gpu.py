@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.backends.call import Call, rows_together
 from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
-from regard.masks.rules import keep, leaves
+from regard.masks.mask import keep, leaves
 from regard.masks.tiles import TileLists, Tiles
 
 __all__ = ["Launcher", "pays", "unsupported_reason"]

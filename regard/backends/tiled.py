@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.backends.call import BiasGradient, Call, TileDropout, as_given, custom_kernel_unsupported_reason
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
-from regard.masks.rules import IndexRule, indices, part_of
+from regard.masks.mask import IndexRule, indices, part_of
 
 __all__ = ["forward_with_lse", "how", "run", "tile_size", "unsupported_reason"]
 

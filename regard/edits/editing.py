@@ -26,8 +26,7 @@ from regard.lens.measures.weights import sources
 from regard.lens.taps.calls import original_path
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.masks import Mask
-from regard.masks.mask import Bounds, TileGrid
-from regard.masks.rules import IndexRule
+from regard.masks.mask import Bounds, IndexRule, TileGrid
 
 __all__ = ["AppliedEdit", "EditContext", "edit"]
 

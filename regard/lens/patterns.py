@@ -27,9 +27,8 @@ from torch import Tensor
 
 from regard.lens.measures.weights import Weights
 from regard.locale import Lang, translate
-from regard.masks.mask import TileGrid
+from regard.masks.mask import TileGrid, read_offset
 from regard.masks.patterns import at_positions
-from regard.masks.rules import read_offset
 
 if TYPE_CHECKING:
     from regard.lens.view import KeyTokens, KnownVisibility

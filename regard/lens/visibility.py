@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
+from regard.checks import Number
 from regard.masks import EMPTY, FULL, PARTIAL, Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
-from regard.masks.mask import And
+from regard.masks.mask import And, indices, part_of, size_or_one
 from regard.masks.patterns import OffsetMask
-from regard.masks.rules import Number, indices, part_of, size_or_one
 
 BANDS = 32  # rows and columns of bands at most
 KEPT = 4  # batch rows and heads whose bands are kept: enough to draw and to tell masks apart

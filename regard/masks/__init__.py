@@ -22,8 +22,8 @@ queries are the last Nq positions (lower-right). Masks combine with `&`, `|` and
 (B,) or per row and head (B or 1, H or 1). A mask never builds N×N unless `.dense()` is asked for: `tiles` classifies
 tiles from bounds, in O(N + number of tiles).
 
-A mask is a function of (b, h, i, j), evaluated on tiles: `rules.py` has the base of masks and biases, `mask.py` the
-class `Mask`, its combinations and the dense mask, `patterns.py` the masks by name, `tiles.py` lists of visible tiles.
+A mask is a function of (b, h, i, j), evaluated on tiles: `mask.py` has the base of masks and biases, the class `Mask`,
+its combinations and the dense mask, `patterns.py` the masks by name, `tiles.py` lists of visible tiles.
 """
 
 from regard.masks.mask import EMPTY, FULL, PARTIAL, DenseMask, Mask, as_mask, dense

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks.rules import IndexRule, Number, Rule, cell_of, fit_cells, leading_of, numbers, size_or_one
+from regard.checks import Number, numbers
+from regard.masks.mask import IndexRule, Rule, cell_of, fit_cells, leading_of, size_or_one
 
 CPU = torch.device("cpu")
 

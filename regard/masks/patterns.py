@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.checks import check_int
-from regard.masks.mask import Bounds, Mask, TileGrid, booleans, read_cells
-from regard.masks.rules import (
+from regard.checks import Number, are_integers, check_int, number, numbers
+from regard.masks.mask import (
+    Bounds,
     IndexRule,
-    Number,
-    are_integers,
+    Mask,
+    TileGrid,
     at,
+    booleans,
     cell_of,
-    number,
-    numbers,
     place,
+    read_cells,
     read_offset,
     row_of,
 )

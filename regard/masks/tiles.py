@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask, TileGrid
-from regard.masks.rules import IndexRule, Rule, keep
+from regard.masks.mask import EMPTY, FULL, PARTIAL, IndexRule, Mask, Rule, TileGrid, keep
 
 ROWS = (64, 128, 256)  # queries in a tile: the one that costs least is taken
 COLS = 32  # keys in a tile: a global key or a window's ragged edge costs as many

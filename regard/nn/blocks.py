@@ -402,10 +402,13 @@ def count_in_documents(document_ids: Tensor) -> Tensor:
     return places - torch.where(starts, places, 0).cummax(1).values
 
 
+CAUSAL = masks.causal()  # one for all steps of all decoders: its hash and its form are computed once
+
+
 def visible(attention_mask: Tensor | None, *, causal: bool, document_ids: Tensor | None = None) -> Mask | None:
     """The mask of a tower: padding and other documents are hidden, and for a decoder also later positions."""
     parts = [
-        masks.causal() if causal else None,
+        CAUSAL if causal else None,
         None if attention_mask is None else masks.padding(attention_mask),
         None if document_ids is None else masks.documents(document_ids),
     ]

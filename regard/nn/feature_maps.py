@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.checks import check_int
-from regard.masks.mask import And, Mask, as_mask
+from regard.masks.mask import And, Mask, as_mask, indices
 from regard.masks.patterns import Causal
-from regard.masks.rules import indices
 
 CHUNK = 2048  # positions whose features exist at once, where nothing else is computed from them
 STEP = 128  # positions of a causal chunk: their pairs are computed, 128·m each, beside m·D for the sums

@@ -36,9 +36,8 @@ from regard import masks
 from regard.checks import check_int
 from regard.masks import Mask
 from regard.masks.biases import Bias
-from regard.masks.mask import Bounds, TileGrid, booleans
+from regard.masks.mask import Bounds, IndexRule, TileGrid, booleans, cell_of
 from regard.masks.patterns import fit_length
-from regard.masks.rules import IndexRule, cell_of
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.projections import Cache, ContextKeys, Joined, Linear, apart, split
 from regard.op import attention

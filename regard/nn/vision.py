@@ -17,8 +17,7 @@ from torch.nn.functional import interpolate, linear, pad, pixel_shuffle
 
 from regard.layouts import Frame, Sides
 from regard.masks import Mask
-from regard.masks.mask import Bounds, TileGrid, booleans
-from regard.masks.rules import IndexRule, cell_of
+from regard.masks.mask import Bounds, IndexRule, TileGrid, booleans, cell_of
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward, TowerOutput
 from regard.nn.projections import ContextKeys, Linear

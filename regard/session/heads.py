@@ -25,7 +25,7 @@ from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, W
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest, measure
 from regard.lens.view import View
-from regard.masks.rules import Rule
+from regard.masks.mask import Rule
 from regard.masks.tiles import cell_edges
 
 LITTLE = 1 << 21  # weights of a call that are computed without a request

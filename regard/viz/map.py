@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from regard.checks import numbers
 from regard.locale import Lang
-from regard.masks.rules import numbers
 from regard.masks.tiles import cell_edges
 from regard.viz.colors import Array, Key, Scale, Style, Theme, legend, rgb
 from regard.viz.sheet import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.checks import numbers
 from regard.locale import Lang, check_lang
-from regard.masks.rules import numbers
 from regard.tables import width as terminal_width
 from regard.viz.colors import DARK, FAINT_SIGNS, LIGHT, Array, Key, Scale, Style, readable_on, rgb
 

@@ -18,7 +18,7 @@ import regard
 from regard import backends, masks, positions
 from regard.backends import flex, reference, sparse_gpu, tiled
 from regard.backends.call import Call, CallOptions, cells_of_bias, prepare
-from regard.masks import rules
+from regard.masks import mask as rules
 from regard.testing import assert_rule
 
 NAMES = ("reference", "tiled", "sdpa", "flex", "sparse")

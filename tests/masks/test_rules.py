@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard.masks.rules import Rule, at, cell_of, fit_cells, indices, number, row_of, size_or_one
+from regard.checks import number
+from regard.masks.mask import Rule, at, cell_of, fit_cells, indices, row_of, size_or_one
 from regard.positions import alibi
 
 CPU = torch.device("cpu")

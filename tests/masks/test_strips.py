@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regard import masks
-from regard.masks import rules, tiles
+from regard.masks import mask as rules
+from regard.masks import tiles
 from regard.masks.biases import Bias
 from regard.masks.tiles import Terms, TileRun, gathered, pieces, runs, visible_tiles
 

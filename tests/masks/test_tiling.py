@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from regard import masks
-from regard.masks import rules, tiles
+from regard.masks import mask as rules
+from regard.masks import tiles
 from regard.masks.tiles import visible_tiles
 
 CPU = torch.device("cpu")

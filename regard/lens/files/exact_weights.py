@@ -28,8 +28,8 @@ from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
+from regard.masks.mask import Rule, indices
 from regard.masks.patterns import NO_LIMIT
-from regard.masks.rules import Rule, indices
 from regard.positions import Relative
 
 FARTHEST = 1 << 40  # of a position; torch counts in 64 bits

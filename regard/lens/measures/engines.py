@@ -36,7 +36,7 @@ from regard.lens.measures.weights import (
 )
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
-from regard.masks.rules import IndexRule
+from regard.masks.mask import IndexRule
 
 TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.masks.rules import indices
+from regard.masks.mask import indices
 
 LARGE = 64.0
 """|lse| above which fp32 is too coarse: half a step of lse is 4e-6 there, and each weight errs by as large a part."""

@@ -27,7 +27,7 @@ from regard.lens.measures.weights import ComputedWeights
 from regard.lens.visibility import dense_cells
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
-from regard.masks.rules import four_axes, indices, part_of
+from regard.masks.mask import four_axes, indices, part_of
 from regard.nn.projections import ContextKeys
 from regard.op import BeamObserver, attention
 

@@ -31,8 +31,7 @@ from regard.lens.taps.calls import (
     trusted_lse,
 )
 from regard.masks import causal, window
-from regard.masks.mask import Bounds, Mask, TileGrid, per_tile
-from regard.masks.rules import IndexRule, cell_of, indices
+from regard.masks.mask import Bounds, IndexRule, Mask, TileGrid, cell_of, indices, per_tile
 
 Function = Callable[..., Any]
 Holder = dict[str, Any] | type

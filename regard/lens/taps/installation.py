@@ -42,7 +42,7 @@ from regard.lens.taps.calls import (
 )
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
-from regard.masks.rules import four_axes
+from regard.masks.mask import four_axes
 from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
 
 MATH = "_scaled_dot_product_attention_math"

@@ -47,7 +47,7 @@ from regard.lens.taps.calls import (
 from regard.lens.taps.installation import Taps
 from regard.lens.visibility import summarise_mask
 from regard.masks import causal
-from regard.masks.rules import four_axes
+from regard.masks.mask import four_axes
 from regard.op import add_editor, remove_editor
 
 __all__ = ["InterceptedCall", "Interceptor"]
