@@ -35,8 +35,8 @@ from regard import masks
 from regard.growth import peak_bytes
 from regard.lens.capture import Capture
 from regard.masks.tiles import visible_tiles
-from regard.models.config import Config
 from regard.models.families import longformer
+from regard.models.family import Config
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (1024, 2048, 4096, 8192)

@@ -12,9 +12,7 @@ import transformers
 from timing import cuda_time
 from torch import Tensor, nn
 
-from regard.models.config import Config
-from regard.models.family import empty
-from regard.models.loading import family_of
+from regard.models.family import Config, empty, family_of
 from regard.models.model import Model
 
 HEADERS = ["", "transformers ms", "ours ms", "ratio", "middle half"]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from regard.lens.validity import check
     from regard.lens.watch import watch
     from regard.lens.weight_patterns import patterns
-    from regard.models.loading import build, load
+    from regard.models.initialization import build
+    from regard.models.loading import load
     from regard.nn.attention import FixedCache, GrowingCache, MultiHeadAttention
     from regard.op import attention, steps
     from regard.parity.verification import verify
@@ -44,7 +45,7 @@ _HOME = {
     "Survey": "regard.edits.survey",
     "attention": "regard.op",
     "backends": "regard.backends",
-    "build": "regard.models.loading",
+    "build": "regard.models.initialization",
     "check": "regard.lens.validity",
     "compare": "regard.lens.comparison",
     "cost": "regard.costs",

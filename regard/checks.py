@@ -81,6 +81,15 @@ def number(name: str, value: object, least: int | None = None) -> Number:
     return result
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first eight names, and how many more there are.
+
+    >>> listed([f"layer.{n}.bias" for n in range(11)])[-37:]
+    'layer.6.bias, layer.7.bias and 3 more'
+    """
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 if sys.platform != "win32":
     import fcntl
@@ -40,11 +40,13 @@ __all__ = [
     "parsing",
     "read_bounded",
     "read_json",
+    "read_optional_json",
     "read_stream",
     "recover",
 ]
 
 OPEN_LOCK = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+Kind = TypeVar("Kind", dict[str, Any], list[Any])
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}  # of syncing a directory
 
 
@@ -570,6 +572,27 @@ def read_json(path: Path) -> Any:
         return json.loads(data.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
         raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from None
+
+
+def read_optional_json(directory: Path | None, name: str, kind: type[Kind]) -> Kind | None:
+    """The object (dict) or list that directory/name holds, or None if there is no such file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "some.json").write_text('{"num_beams": 4}')
+    ...     [read_optional_json(Path(folder), name, dict) for name in ("some.json", "other.json")]
+    [{'num_beams': 4}, None]
+
+    Raises ValueError for what is not JSON of this kind.
+    """
+    path = None if directory is None else directory / name
+    if path is None or not path.is_file():
+        return None
+    values = read_json(path)
+    if not isinstance(values, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise ValueError(f"{path} must hold {wanted}, it holds {type(values).__name__}")
+    return values
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 
 import regard
-from regard.models.loading import FAMILIES, family_named
+from regard.models.family import FAMILIES, family_named
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "regard"

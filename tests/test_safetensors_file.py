@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.models.checkpoint import CheckpointError, open_weights
+from regard.models.loading import CheckpointError, open_weights
 from regard.safetensors_file import CODES, DTYPES, Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
 LIBRARY = safetensors.torch._TYPES

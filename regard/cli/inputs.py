@@ -250,8 +250,7 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
         tasks: in order of preference; the checkpoint's own task wins if it is among them.
         options: dtype, device and ignored keys.
     """
-    from regard.models.checkpoint import find
-    from regard.models.loading import load
+    from regard.models.loading import find, load
     from regard.session.session import takes_images
     from regard.tasks.inputs import has_vision
 
@@ -292,9 +291,8 @@ def look_model(name: str, options: LookOptions | EffectOptions) -> Model:
 
 def family_and_task(name: str) -> tuple[Family, str | None]:
     """The family of a directory or hub id, and the task that its config.json names, or None. Reads no weights."""
-    from regard.models.checkpoint import find
-    from regard.models.config import Config
-    from regard.models.loading import family_of
+    from regard.models.family import Config, family_of
+    from regard.models.loading import find
 
     config = Config.open(find(name))
     family, architectures = family_of(config), config.values.get("architectures")

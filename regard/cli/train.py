@@ -118,7 +118,8 @@ def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:
     import torch
 
     from regard.data.rows import read_documents, read_rows
-    from regard.models.loading import build, load
+    from regard.models.initialization import build
+    from regard.models.loading import load
     from regard.training.tokenizers import train_bpe
 
     path = Path(options.model)

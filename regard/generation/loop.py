@@ -17,10 +17,10 @@ from torch import Tensor
 
 from regard import checks
 from regard.data.images import Source, is_batch, numbered
+from regard.files import read_optional_json
 from regard.generation.beam_search import beam_search
 from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.streaming import Decode, Reason, RowText, Stream
-from regard.models.checkpoint import read_side
 from regard.models.family import GENERATION_TASKS
 from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
 
@@ -379,7 +379,7 @@ def stream_text(
 
 def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
     """The options of a call over those of the checkpoint; a text_config's own special tokens count, too."""
-    generation = read_side(model.directory, "generation_config.json", dict)
+    generation = read_optional_json(model.directory, "generation_config.json", dict)
     settings = {**model.config.sub_config("text_config").values, **model.config.values}
     merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
     if (merged.num_return_sequences or 1) != 1:

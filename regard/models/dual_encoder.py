@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Sides
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.losses import contrastive_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.losses import IGNORED, Targets, head_of_loss, linear_loss, named_logits, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from regard import masks
 from regard.layouts import Frame, Layout, Sides
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.losses import token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

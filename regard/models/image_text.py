@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Layout, Sides
-from regard.models.config import Config
 from regard.models.encoder_decoder import CrossAttentionDecoder
+from regard.models.family import Config
 from regard.models.losses import classification_loss, token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

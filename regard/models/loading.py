@@ -1,68 +1,69 @@
-"""`regard.load`, from a checkpoint to a model, and `regard.build`, from a config. saving.py is the way back."""
+"""`regard.load`: the directory of a model, its safetensors checked and read, and a model filled with them."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
+import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from regard.checks import check_int
-from regard.data.image_processing import ImageProcessor
-from regard.data.tokenizer import Tokenizer
-from regard.models.checkpoint import Checkpoint, find, listed, refuse_foreign
-from regard.models.config import Config
-from regard.models.family import Family, WeightPlace, empty, places
+from regard.checks import listed
+from regard.files import Refusal, parsed, read_optional_json, recover
+from regard.models.family import (
+    DTYPES,
+    LABELLED,
+    Config,
+    WeightPlace,
+    check_labels,
+    empty,
+    family_of,
+    named_labels,
+    places,
+    refuse_foreign,
+)
+from regard.models.hub import INDEX, SINGLE, download
 from regard.models.initialization import initialize
 from regard.models.model import Model
-from regard.models.saving import LABELLED
+from regard.safetensors_file import Entry, TensorFile, TensorFileError
 
-__all__ = ["FAMILIES", "build", "family_named", "family_of", "load"]
-
-FAMILIES = {
-    "albert": "albert",
-    "bart": "bart",
-    "bert": "bert",
-    "big_bird": "big_bird",
-    "blip": "blip",
-    "clip": "clip",
-    "clip_text_model": "clip",
-    "clip_vision_model": "clip",
-    "deit": "vit",
-    "dinov2": "dinov2",
-    "dinov2_with_registers": "dinov2",
-    "distilbert": "distilbert",
-    "electra": "electra",
-    "gpt2": "gpt2",
-    "idefics": "idefics",
-    "llama": "llama",
-    "llava": "llava",
-    "longformer": "longformer",
-    "marian": "marian",
-    "roberta": "roberta",
-    "swin": "swin",
-    "t5": "t5",
-    "transformer": "transformer",
-    "vit": "vit",
-    "xlm-roberta": "roberta",
-}
-"""model_type of config.json → the file in families/ that holds its `Family`."""
-
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
-
-MAIN_TASKS = (
-    *("text-generation", "fill-mask", "text2text-generation", "zero-shot-image-classification"),
-    *("image-text-to-text", "image-to-text", "image-classification", "pretraining"),
-)
-"""What a family is trained for where neither the caller nor config.json says: the first of these that it has."""
+__all__ = ["Checkpoint", "CheckpointError", "find", "load"]
 
 HEADS = ("head.", "pooler.", "text_pooler.", "vision_pooler.")  # what fine-tuning may begin anew
 
 Progress = Callable[[int, int], None]
 """Called after each tensor with the bytes read and the bytes in all."""
+
+LARGEST_INDEX = 100_000_000  # bytes, as the header of a safetensors file
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
+OTHERS = {".h5": "TensorFlow", ".msgpack": "Flax"}
+AGAIN = "download or copy it again"
+WITH_NETWORK = "load it again with a network"
+BESIDE = (
+    "copy the files of tokenizer and preprocessor there, too (or save them there with AutoTokenizer and AutoProcessor)"
+)
+
+
+class CheckpointError(ValueError):
+    """Weights that are damaged, cut short, at odds with what they say of themselves, or of a kind that is refused."""
+
+
+REFUSAL = Refusal(
+    error=CheckpointError,
+    deep=f"it is damaged: its JSON is nested too deep; {AGAIN}",
+    broken=f"it is damaged: not JSON ({{why}}); {AGAIN}",
+    other=f"it is damaged: its JSON is no object, but {{value}}; {AGAIN}",
+    twin=f"it is damaged: the key {{key}} comes {{times}} times; {AGAIN}",
+)
+"""Messages for an index that cannot be read."""
 
 
 def load(
@@ -120,7 +121,7 @@ def load(
             files, pickled weights; labels for a task that has none.
         TypeError: a dtype other than torch's four floating ones, or labels that are not names.
     """
-    names = _label_names(labels, num_labels)
+    names = named_labels(labels, num_labels)
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")
     directory = find(path, revision=revision)
@@ -135,7 +136,7 @@ def load(
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     if names is not None:
-        _check_labels(task, len(names))
+        check_labels(task, len(names))
         config = config.with_labels(names)
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
@@ -148,142 +149,288 @@ def load(
     return model.eval()
 
 
-def build(
-    config: str | Path | Mapping[str, Any] | Any,
-    *,
-    task: str | None = None,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    num_labels: int | None = None,
-    labels: Sequence[str] | None = None,
-    **values: Any,
-) -> Model:
-    """Build a model from its config, with the initial weights of its paper or original code.
+# -------------------------------------------------------------------------------------------------------------- finding
 
-    >>> import regard
-    >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=13)
-    >>> model.task, model.training
-    ('text-generation', True)
-    >>> regard.build({"model_type": "bert"}, task="text-classification").family.title    # doctest: +SKIP
-    'BERT'
+
+def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The directory of a model. Of a hub model only the files that regard reads are downloaded, never pickles or code.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     find(folder) == Path(folder)
+    True
+
+    With HF_HUB_OFFLINE=1, or if the hub cannot be reached, the model comes from the cache of `huggingface_hub` if it
+    is complete there.
 
     Args:
-        config: a config.json (the file or its directory; a tokenizer and image processor there are used), a dict of
-            its keys, a config of `transformers`, or the model_type of a family ("gpt2"), whose sizes are then given as
-            keywords.
-        task: which head, as in `regard.load`; default: what "architectures" names, else the task that the family is
-            pretrained with.
-        seed: of the initial weights. The same seed gives the same weights on every device.
-        dtype: of the weights.
-        device: where the weights go.
-        num_labels: number of labels of a classifier, named LABEL_0 and so on; default: those of the config.
-        labels: their names; num_labels is then their number.
-        **values: keys of config.json that replace those of `config`.
-
-    Returns:
-        The model, in training mode.
+        path_or_id: a directory, or a hub id, "name" or "owner/name". An existing directory wins; what starts with a
+            dot, a slash or a tilde, and a `Path`, is never looked up on the hub.
+        revision: a branch, tag or commit of the hub; None for its main branch.
 
     Raises:
-        FileNotFoundError: there is no config.json.
-        TypeError: `config` is of another type, or dtype is not one of torch's four floating ones.
-        ValueError: an unknown family or key, or sizes that do not fit each other.
+        FileNotFoundError: there is no such directory or model.
+        NotADirectoryError: the path is a file.
+        PermissionError: the model is gated.
+        ConnectionError: the hub fails.
+        ValueError: neither a path nor an id.
+        CheckpointError: weights that are refused.
+        ImportError: `huggingface_hub` is not installed.
     """
-    if dtype not in DTYPES:
-        raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
-    check_int("seed", seed, 0)
-    read = _read_config(config, values)
-    names = _label_names(labels, num_labels)
-    if names is not None:
-        read = read.with_labels(names)
-    family = family_of(read)
-    if task is None and read.values.get("architectures"):
-        task = family.task_of(read.values["architectures"])
-    elif task is None:
-        task = next((name for name in MAIN_TASKS if name in family.tasks), family.bare_task)
-    if task not in family.tasks:
-        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
-    if names is not None:
-        _check_labels(task, len(names))
-    model = empty(family, read, task)
-    read.check_unused(family.title, harmless=family.harmless, ignore=())
-    for place in places(model, ""):
-        place.put(torch.empty(place.shape, dtype=torch.float32))
-    initialize(model, torch.Generator().manual_seed(seed))
-    if isinstance(config, (str, Path)) and config not in FAMILIES:
-        _open_side_files(model, Path(config))
-    return model.to(device=device, dtype=dtype).train()
-
-
-def _open_side_files(model: Model, path: Path) -> None:
-    """The tokenizer and image processor beside a config.json, if they are there."""
-    folder = path if path.is_dir() else path.parent
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        model.tokenizer = Tokenizer.open(folder)
-    if (folder / "preprocessor_config.json").is_file():
-        model.preprocessor = ImageProcessor.open(folder)
-
-
-def _read_config(config: Any, values: dict[str, Any]) -> Config:
-    if isinstance(config, str) and config in FAMILIES:
-        return Config({"model_type": config, **values}, f"build({config!r}, …)")
-    if isinstance(config, (str, Path)):
-        path = Path(config)
-        if not path.exists():
-            raise FileNotFoundError(
-                f"there is no config {str(config)!r}; name a config.json, its directory, or a family: "
-                + ", ".join(FAMILIES)
-            )
-        config = Config.open(path)
-    if isinstance(config, Config):
-        return Config({**config.values, **values}, config.where)
-    if isinstance(config, Mapping):
-        return Config({**config, **values}, "build({…})")
-    if hasattr(config, "to_dict"):  # of transformers
-        return Config({**config.to_dict(), **values}, f"build({type(config).__name__})")
-    raise TypeError(
-        f"config must be a path, a dict, a transformers config or a family's name, got {type(config).__name__}"
-    )
-
-
-def _label_names(labels: Sequence[str] | None, num_labels: int | None) -> tuple[str, ...] | None:
-    """The names of a new head's labels, LABEL_0 and so on if only their number is given; None for neither."""
-    if labels is None:
-        return None if num_labels is None else tuple(f"LABEL_{n}" for n in range(check_int("num_labels", num_labels)))
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise TypeError(f"labels must be a list of names, got {labels!r:.200}")
-    names = tuple(labels)
-    if num_labels not in (None, len(names)) or len(set(names)) != len(names):
-        raise ValueError(f"labels must be {num_labels or 'some'} different names, got {names!r:.200}")
-    check_int("num_labels", len(names))
-    return names
-
-
-def _check_labels(task: str, num_labels: int) -> None:
-    """Raise ValueError for a task without labels, or for other than 2 in question answering."""
-    if task not in LABELLED and (task, num_labels) != ("question-answering", 2):
-        raise ValueError(
-            f"task {task!r} has no head with {num_labels} labels; those with labels are {', '.join(LABELLED)}, and "
-            "question-answering with 2, start and end"
+    name = os.fspath(path_or_id)
+    if not name:
+        raise ValueError("got an empty name; give a model's directory, or its id on the hub, as 'owner/name'")
+    path = Path(os.path.expanduser(name))
+    if not os.path.isdir(path):
+        recover(path)  # from a save that was killed where a directory cannot be replaced in one step
+    if os.path.isdir(path):
+        if revision is not None:
+            raise ValueError(f"{name!r} is a directory: revision {revision!r} is for models of the hub; leave it out")
+        return path
+    if os.path.exists(path):
+        raise NotADirectoryError(f"{name!r} is a file; give its directory, {str(path.parent)!r}")
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
+    if not isinstance(path_or_id, str) or is_path or (name.count("/") > 1 and "://" not in name):
+        raise FileNotFoundError(f"there is no directory {name!r}; a model of the hub is called 'name' or 'owner/name'")
+    folder = download(name, revision)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
         )
+    refuse_foreign(read_optional_json(folder, "config.json", dict) or {}, str(folder / "config.json"))
+    try:
+        weight_files(folder)
+    except FileNotFoundError as error:
+        call = conversion(folder, repr(name))
+        pickled = f"; if the hub has only a pickle, which can run any code, convert it with transformers: {call}"
+        known = any((folder / file).is_symlink() or (folder / file).is_file() for file in (SINGLE, INDEX))
+        message = f"{name!r} is not complete: {error}; {WITH_NETWORK}{'' if known else pickled}"
+        raise FileNotFoundError(message) from None
+    return folder
 
 
-def family_of(config: Config) -> Family:
-    """The family that config.json names. Raises ValueError with those there are, and for other libraries' files."""
-    refuse_foreign(config.values, config.where)
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(
-            f"{config.where}: model_type is {kind!r}, which regard does not have as a model; it has "
-            f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
+def conversion(directory: Path, source: str = "directory") -> str:
+    """The call that converts a pickled checkpoint with transformers, and what else has to be copied.
+
+    directory: where config.json is, if there is one.  source: what is converted, as it stands in the call.
+    """
+    name, of = "C", ", C being the class that config.json names as architectures (AutoModel would leave out its head)"
+    try:
+        match (read_optional_json(directory, "config.json", dict) or {}).get("architectures"):
+            case [str(first), *_] if first.isidentifier():  # it comes from strangers, and becomes part of a call
+                name, of = first, ""
+    except (OSError, ValueError):
+        pass  # loading says why
+    return f"{name}.from_pretrained({source}).save_pretrained(new_directory){of}; {BESIDE}"
+
+
+# ------------------------------------------------------------------------------------------------- a checkpoint's files
+
+
+class Checkpoint:
+    """The safetensors of a directory, checked before any weight is read.
+
+    >>> import tempfile
+    >>> from regard.models.saving import write_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_checkpoint(folder, {"weight": torch.ones(2, 3, dtype=torch.bfloat16), "steps": torch.tensor(7)})
+    ...     checkpoint = Checkpoint.open(folder)
+    ...     checkpoint
+    ...     checkpoint.entries["weight"].shape
+    ...     checkpoint.read("weight", dtype=torch.float32)
+    Checkpoint(2 tensors, 20 bytes, files: model.safetensors)
+    (2, 3)
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
+
+    entries: an `Entry` by tensor name, in the files' order.  metadata: the files' own, text by name.
+    nbytes: of all tensors in the files.
+    """
+
+    __slots__ = ("_files", "entries", "metadata", "nbytes")
+
+    def __init__(self, files: Iterable[TensorFile]) -> None:
+        entries: dict[str, Entry] = {}
+        metadata: dict[str, str] = {}
+        self._files: dict[Path, TensorFile] = {}
+        for file in files:
+            for entry in file.entries.values():
+                if entry.name in entries:
+                    both = f"{str(entries[entry.name].file)!r} and {entry.file.name!r}"
+                    raise CheckpointError(f"tensor {entry.name!r} is in both {both}; {AGAIN}")
+                entries[entry.name] = entry
+                self._files[entry.file] = file
+            metadata.update(file.metadata)
+        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+        self.nbytes = sum(entry.nbytes for entry in entries.values())
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> Checkpoint:
+        """Check a directory's safetensors and map them into memory; no weight is read.
+
+        Args:
+            directory: holds `model.safetensors`, or `model.safetensors.index.json` and the shards it names. If both
+                exist the first is taken, as `transformers` does.
+
+        Raises:
+            FileNotFoundError: there are no such files.
+            NotADirectoryError: the path is a file.
+            CheckpointError: weights that are only pickled, files that are damaged or contradict their index.
+
+        Warns:
+            UserWarning: the index's total size alone is wrong, which `transformers` does not look at.
+        """
+        files, index = _locate(Path(directory))
+        checkpoint = cls(map(open_weights, files))
+        if index is None:
+            return checkpoint
+        path, shards = str(Path(directory) / INDEX), index["weight_map"]
+        stored = {name: entry.file.name for name, entry in checkpoint.entries.items()}
+        if lacking := [f"{name!r} ({file})" for name, file in shards.items() if stored.get(name) != file]:
+            raise CheckpointError(f"{path!r} names tensors that are not in those files: {listed(lacking)}; {AGAIN}")
+        if extra := [f"{name!r} ({file})" for name, file in stored.items() if name not in shards]:
+            raise CheckpointError(f"{path!r} does not name tensors that its files hold: {listed(extra)}; {AGAIN}")
+        metadata = index.get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if total is not None and total != checkpoint.nbytes:
+            says = f"{path!r} says total_size {reprlib.repr(total)}, its files hold {checkpoint.nbytes}"
+            warnings.warn(f"{says} bytes: some files may be of another version", stacklevel=2)
+        return checkpoint
+
+    def read(self, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, straight from the file to the device.
+
+        On the CPU, in the file's own dtype, nothing is copied: the tensor is a private view of the file, loaded as it
+        is used. Changing it does not change the file, and replacing the file (as `save` does) does not change it; a
+        program that overwrites the file in place (cp, scp) does. Read twice, it is the same memory.
+
+        Args:
+            name: of the tensor.
+            device: where it goes.
+            dtype: what floating tensors become, on the device; others keep theirs.
+
+        Raises:
+            LookupError: there is no such tensor.
+            TypeError: the dtype is not floating.
+        """
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype is what floating tensors become, got {dtype}; give a floating dtype or None")
+        entry = self.entries.get(name)
+        if entry is None:
+            near = " ".join(map(repr, difflib.get_close_matches(name, self.entries)))
+            raise LookupError(f"no tensor {name!r} among the {len(self.entries)}; closest: {near or 'none'}")
+        tensor = self._files[entry.file].view(name).to(device)
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+    def __repr__(self) -> str:
+        files = listed([file.name for file in self._files])
+        return f"Checkpoint({len(self.entries)} tensors, {self.nbytes:,} bytes, files: {files})"
+
+
+def open_weights(path: Path) -> TensorFile:
+    """Open one file of weights. Raises OSError, or CheckpointError for a damaged file, a pickle or another layout."""
+    with path.open("rb") as file:
+        start = file.read(32)
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: it is a Git LFS pointer, not the weights; fetch them with: git lfs pull"
         )
-    return family_named(kind)
+    if start.startswith((b"PK\x03\x04", b"\x80\x02")):  # torch.save, now and before 1.6
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: it is a pickle by another name, which can run any code; if you trust where it "
+            f"came from, call it pytorch_model.bin and convert it once with transformers: {conversion(path.parent)}"
+        )
+    try:
+        weights = TensorFile(path)
+    except TensorFileError as error:
+        raise CheckpointError(f"cannot read {str(path)!r}: {error}; {AGAIN}") from None
+    layout = weights.metadata.get("format")
+    if layout in ("tf", "flax"):
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: its weights are laid out for {layout!r}, not 'pt'; open it with transformers "
+            "4 (from_tf=True or from_flax=True) and save it again"
+        )
+    return weights
 
 
-def family_named(model_type: str) -> Family:
-    """The `Family` with this model_type, a key of `FAMILIES`, in the file that it names."""
-    values = vars(import_module(f"regard.models.families.{FAMILIES[model_type]}")).values()
-    return next(value for value in values if isinstance(value, Family) and value.model_type == model_type)
+def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
+    """The safetensors files that a directory's weights are in; none is opened. Raises as `Checkpoint.open` does."""
+    return _locate(Path(directory))[0]
+
+
+def _locate(directory: Path) -> tuple[list[Path], dict[str, Any] | None]:
+    """The files of a directory's weights, and their index if they are shards."""
+    if not directory.is_dir():
+        is_file = directory.exists()
+        why = "it is a file; give the directory it is in" if is_file else "there is no such directory"
+        raise (NotADirectoryError if is_file else FileNotFoundError)(
+            f"cannot read weights from {str(directory)!r}: {why}"
+        )
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE], None
+    if not (directory / INDEX).is_file():
+        raise _no_weights(directory)
+    index = _read_index(directory / INDEX)
+    names = sorted(set(index["weight_map"].values()))
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
+        raise _broken_links(directory, missing) or FileNotFoundError(
+            f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too"
+        )
+    return [directory / name for name in names], index
+
+
+def _no_weights(directory: Path) -> Exception:
+    """The error for a directory that has neither of the two files."""
+    if broken := _broken_links(directory, [SINGLE, INDEX]):
+        return broken
+    there = sorted(path.name for path in directory.iterdir())
+    pickles = [name for name in there if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)]
+    others = [name for name in there if name.endswith(tuple(OTHERS))]
+    if pickles:
+        return CheckpointError(
+            f"{str(directory)!r} has its weights only as pickles ({listed(pickles)}), and opening a pickle can run any "
+            f"code; if you trust where it came from, convert it once with transformers: {conversion(directory)}"
+        )
+    if others:
+        kinds = " and ".join(sorted({OTHERS[Path(name).suffix] for name in others}))
+        return CheckpointError(
+            f"{str(directory)!r} has its weights only as {kinds} saves them ({listed(others)}), and regard reads "
+            "safetensors; open it with transformers 4 (from_tf=True or from_flax=True) and save it again"
+        )
+    holds = f"it holds {listed(there)}" if there else "it is empty"
+    return FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
+
+
+def _broken_links(directory: Path, names: Sequence[str]) -> FileNotFoundError | None:
+    """The error for links to files that are gone, as in a hub cache that was deleted in part."""
+    links = [name for name in names if (directory / name).is_symlink() and not (directory / name).exists()]
+    if not links:
+        return None
+    are = f"{links[0]} is a link" if len(links) == 1 else f"{listed(links)} are links"
+    target = os.readlink(directory / links[0])
+    return FileNotFoundError(f"no model in {str(directory)!r}: {are} to nothing, for there is no {target!r}; {AGAIN}")
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    """The index of sharded weights. It comes from strangers: it may name plain files of its own directory only."""
+    try:
+        if (size := path.stat().st_size) > LARGEST_INDEX:
+            raise CheckpointError(f"it has {size:,} bytes, at most {LARGEST_INDEX:,} are read; {AGAIN}")
+        index: dict[str, Any] = parsed(path.read_bytes(), REFUSAL)
+        shards = index.get("weight_map")
+        if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+            raise CheckpointError(f"it has no 'weight_map' that gives the file of each tensor; {AGAIN}")
+        plain = {name for name in shards.values() if name.endswith(".safetensors") and not set(name) & set("/\\:\0")}
+        if strange := sorted(map(repr, set(shards.values()) - plain)):
+            raise CheckpointError(f"it names {listed(strange)}; a shard is a .safetensors file in the same directory")
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot read {str(path)!r}: {error}") from None
+    return index
+
+
+# ------------------------------------------------------------------------------------------------------ filling a model
 
 
 def fill(

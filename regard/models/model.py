@@ -17,7 +17,7 @@ from regard.data.images import Source
 from regard.data.tokenizer import Tokenizer
 from regard.generation.config import GenerationConfig
 from regard.generation.loop import GenerationOutput, generate_text, stream_text
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.nn.blocks import LanguageHead, Tower
 from regard.tasks import text as text_tasks
 from regard.tasks import vision

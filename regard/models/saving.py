@@ -1,10 +1,12 @@
-"""`Model.save`: a model as a checkpoint directory that `regard.load` and `transformers` open."""
+"""`Model.save` and `write_checkpoint`: a model as a directory that `regard.load` and `transformers` open."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -12,29 +14,20 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from regard.checks import is_distributed
+from regard.checks import is_distributed, listed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
-from regard.files import atomic_directory
-from regard.models.checkpoint import (
-    IMAGES,
-    POOLING,
-    TOKENIZER,
-    copy_sides,
-    listed,
-    read_side,
-    write_checkpoint,
-    write_side,
-)
-from regard.models.config import Config
-from regard.models.family import empty, places
+from regard.files import atomic_directory, read_optional_json
+from regard.models.family import LABELLED, Config, empty, places
+from regard.models.hub import IMAGES, INDEX, POOLING, SINGLE, TOKENIZER
 from regard.nn.blocks import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
+from regard.safetensors_file import check_tensor, write_tensors
 
 if TYPE_CHECKING:
     from regard.models.model import Model
 
-__all__ = ["save"]
+__all__ = ["save", "write_checkpoint"]
 
 WEIGHTS = (
     *("model.safetensors", "model.*.safetensors", "*-of-*.safetensors", "*.safetensors.index*.json"),
@@ -49,8 +42,6 @@ DESCRIPTIONS = (
     *(*IMAGES, "image_processor_config.json", "video_preprocessor_config.json"),
 )
 """What else in a checkpoint directory would describe the wrong model if it outlived its own."""
-# Tasks whose number of labels is in config.json.
-LABELLED = ("text-classification", "image-classification", "image-classification-cls", "token-classification")
 WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 
 
@@ -95,9 +86,9 @@ def save(model: Model, directory: str | Path) -> None:
         architecture, dtype = model.family.tasks[model.task].architecture, str(model.dtype).removeprefix("torch.")
         values = kept | {"architectures": [architecture], "dtype": dtype}
         values.pop("torch_dtype", None)
-        write_side(part, "config.json", values)
+        write_json(part, "config.json", values)
         if model.directory is not None:
-            copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
+            copy_files(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
         tokenizer = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
         if tokenizer is not None and not _has_tokenizer(part):
             tokenizer.save(part)
@@ -210,8 +201,94 @@ def _save_preprocessor(model: Model, directory: Path) -> None:
     values = known_values(written.kind, written.values)
     if own is not None and written is own and values == own.values:
         return
-    nested = read_side(directory, NESTED, dict) or {}
+    nested = read_optional_json(directory, NESTED, dict) or {}
     if "image_processor" in nested:  # it would go first
-        write_side(directory, NESTED, nested | {"image_processor": values})
+        write_json(directory, NESTED, nested | {"image_processor": values})
     else:
-        write_side(directory, FILE, values)
+        write_json(directory, FILE, values)
+
+
+# ------------------------------------------------------------------------------------------------ files of a checkpoint
+
+
+def write_json(directory: Path, name: str, values: object) -> None:
+    """Write values as JSON to directory/name."""
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    (directory / name).write_text(text + "\n", encoding="utf-8")
+
+
+def copy_files(source: Path, directory: Path, names: Iterable[str]) -> None:
+    """Copy those of the files that exist in `source`."""
+    for name in names:
+        if (source / name).is_file():
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, directory / name)
+
+
+def write_checkpoint(
+    directory: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    *,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write tensors as the weights of a new directory that `transformers` opens.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from regard.models.loading import Checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_checkpoint(f"{folder}/new", ((name, torch.ones(2)) for name in ("a", "b")))
+    ...     Checkpoint.open(f"{folder}/new")
+    Checkpoint(2 tensors, 16 bytes, files: model.safetensors)
+
+    Args:
+        directory: created if it does not exist; without weights.
+        tensors: by name, or as pairs that may be made one by one: at most one shard's are held. On any device.
+        shard_bytes: a file's tensors take at most this, or are a single one. One file is `model.safetensors`; more are
+            numbered, with an index.
+
+    Raises:
+        TypeError: as ValueError.
+        ValueError: for what a safetensors file cannot hold.
+        OSError: writing failed.
+    """
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes must be at least 1, got {shard_bytes}")
+    place = Path(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    shards: list[list[str]] = []  # the tensors' names in each
+    total = {"total_parameters": 0, "total_size": 0}
+    for shard in _shards(tensors.items() if isinstance(tensors, Mapping) else tensors, shard_bytes):
+        write_tensors(place / f"{len(shards)}", shard)
+        shards.append(list(shard))
+        total["total_parameters"] += sum(tensor.numel() for tensor in shard.values())
+        total["total_size"] += sum(tensor.nbytes for tensor in shard.values())
+        del shard  # before the next ones are made: gigabytes
+    if not shards:
+        raise ValueError("there are no tensors to write")
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    files = files if len(shards) > 1 else [SINGLE]
+    for i, file in enumerate(files):
+        (place / f"{i}").rename(place / file)
+    if len(files) > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True)
+        (place / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def _shards(pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    seen: set[str] = set()
+    held = 0
+    for name, tensor in pairs:
+        check_tensor(name, tensor)
+        if name in seen:
+            raise ValueError(f"two tensors are named {name!r}")
+        seen.add(name)
+        if shard and held + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, held = {}, 0
+        shard[name] = tensor
+        held += tensor.nbytes
+    if shard:
+        yield shard

@@ -15,9 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from regard.checks import is_distributed, local
+from regard.checks import is_distributed, listed, local
 from regard.masks.biases import Bias
-from regard.models.checkpoint import listed
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.projections import HeadProjections, untouched

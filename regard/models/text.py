@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.checks import may_read
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.losses import Targets, head_of_loss, linear_loss, named_logits, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

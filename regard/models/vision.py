@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.losses import classification_loss, reconstruction_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

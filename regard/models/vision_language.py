@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Layout, Sides
-from regard.models.config import Config
+from regard.models.family import Config
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.text import ModelState, TextModel

@@ -24,13 +24,12 @@ from regard.lens.capture import open as open_capture
 from regard.lens.edit_records import Effect
 from regard.lens.files.saving import Photo
 from regard.lens.watch import watch
-from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import empty
+from regard.models.family import Config, empty, family_of
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.loading import family_of, load
+from regard.models.loading import load
 from regard.models.model import Model, eval_mode
 from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
-from regard.models.checkpoint import read_side
+from regard.files import read_optional_json
 from regard.nn.blocks import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
@@ -417,7 +417,7 @@ def embed(
         normalize = own_normalize if normalize is None else normalize
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
-    values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
+    values = read_optional_json(model.directory, "sentence_bert_config.json", dict) or {}
     listed = isinstance(texts, Sequence) and not isinstance(texts, str)  # `batches` refuses anything else
     if values.get("do_lower_case") is True and listed:
         texts = [_lowered(text) for text in texts]
@@ -468,7 +468,7 @@ def read_pooling(directory: Path | None) -> tuple[Pooling, bool]:
     modules.json lists what follows the model, 1_Pooling/config.json how it is pooled. Raises ValueError for what
     sentence-transformers would do with them and `embed` does not.
     """
-    modules = read_side(directory, "modules.json", list)
+    modules = read_optional_json(directory, "modules.json", list)
     if modules is None:
         return "mean", False
     assert directory is not None
@@ -493,7 +493,7 @@ def read_pooling(directory: Path | None) -> tuple[Pooling, bool]:
     if Path(folder).name != folder:
         raise ValueError(f"{file}: the path of Pooling must be a folder beside it, got {folder!r}")
     name = f"{folder}/config.json"
-    values = read_side(directory, name, dict)
+    values = read_optional_json(directory, name, dict)
     if values is None:
         raise FileNotFoundError(f"modules.json asks for a Pooling, and {directory / name} is missing: give pooling=")
     modes = [key.removeprefix("pooling_mode_") for key, on in values.items() if key.startswith("pooling_mode_") and on]

@@ -37,7 +37,7 @@ def translator(tmp_path_factory: Any) -> Any:
 
 def told(model: Any, monkeypatch: Any, **values: Any) -> Any:
     """The model, with other words in its generation_config.json."""
-    monkeypatch.setattr(loop, "read_side", lambda directory, name, kind: values)
+    monkeypatch.setattr(loop, "read_optional_json", lambda directory, name, kind: values)
     return model
 
 

@@ -24,7 +24,7 @@ def model(tmp_path_factory: Any) -> Any:
 
 def told(model: Any, monkeypatch: Any, **values: Any) -> None:
     """Other words in its generation_config.json."""
-    monkeypatch.setattr(loop, "read_side", lambda directory, name, kind: values)
+    monkeypatch.setattr(loop, "read_optional_json", lambda directory, name, kind: values)
 
 
 def facts(made: list[GenerationOutput]) -> list[Any]:

@@ -13,8 +13,8 @@ from twins import Twin
 import regard
 from regard import growth, masks
 from regard.lens.capture import Capture
-from regard.models.config import Config
 from regard.models.families import longformer
+from regard.models.family import Config
 
 LENGTHS = (2048, 4096, 8192)
 HEADS, SIZE, REACH = 3, 7, 32

@@ -16,8 +16,8 @@ from twins import (
     widened,
 )
 
-from regard.models.config import Config
 from regard.models.families.albert import order
+from regard.models.family import Config
 from regard.models.loading import load
 from regard.testing import largest_error
 

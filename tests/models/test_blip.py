@@ -13,10 +13,9 @@ import regard
 from regard.data.tokenizer import Tokenizer
 from regard.generation.loop import generate
 from regard.layouts import Frame
-from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder
 from regard.models.families.blip import FAMILY
-from regard.models.family import empty
+from regard.models.family import Config, empty
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.models import checkpoint as checkpoints
-from regard.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError, weight_files, write_checkpoint
+from regard.models import loading
+from regard.models.hub import INDEX, SINGLE
+from regard.models.loading import Checkpoint, CheckpointError, weight_files
+from regard.models.saving import write_checkpoint
 from regard.safetensors_file import write_tensors
 
 TENSORS = {
@@ -344,7 +346,7 @@ def test_an_index_that_leads_out_of_its_directory_is_refused(sharded, name):
 
 
 def test_an_index_larger_than_any_is_not_read(sharded, monkeypatch):
-    monkeypatch.setattr(checkpoints, "LARGEST_INDEX", 100)
+    monkeypatch.setattr(loading, "LARGEST_INDEX", 100)
     with pytest.raises(CheckpointError, match=r"index.json'.*[\d,]+.*bytes.*100"):
         Checkpoint.open(sharded)
 
@@ -410,7 +412,7 @@ def test_reading_needs_neither_transformers_nor_the_hub(tmp_path):
     write_checkpoint(tmp_path, TENSORS)
     code = f"""
 import sys
-from regard.models.checkpoint import Checkpoint
+from regard.models.loading import Checkpoint
 Checkpoint.open({str(tmp_path)!r}).read("scale")
 print({{"transformers", "huggingface_hub"}} & set(sys.modules))
 """

@@ -13,10 +13,9 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 
 import regard
 from regard.layouts import Frame
-from regard.models.config import Config
 from regard.models.dual_encoder import SimilarityHead
-from regard.models.family import empty, places
-from regard.models.loading import family_of, load
+from regard.models.family import Config, empty, family_of, places
+from regard.models.loading import load
 from regard.nn.blocks import EndPooler
 from regard.op import observe, unobserve
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from regard.models.config import Config
+from regard.models.family import Config
 
 # ------------------------------------------------------------------------------------------------------------- the file
 

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from twins import build
 
-from regard.models.checkpoint import conversion
+from regard.models.loading import conversion
 
 BESIDE = "AutoTokenizer"
 

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
-from regard.models.loading import family_of
+from regard.models.family import Config, family_of
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
 from regard.testing import assert_rule

@@ -8,16 +8,9 @@ import pytest
 import torch
 from huggingface_hub import constants, errors
 
-from regard.models.checkpoint import (
-    INDEX,
-    SINGLE,
-    UNWANTED,
-    WANTED,
-    Checkpoint,
-    CheckpointError,
-    find,
-    write_checkpoint,
-)
+from regard.models.hub import INDEX, SINGLE, UNWANTED, WANTED
+from regard.models.loading import Checkpoint, CheckpointError, find
+from regard.models.saving import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"

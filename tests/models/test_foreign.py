@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from regard.models.checkpoint import refuse_foreign
+from regard.models.family import refuse_foreign
 from regard.models.loading import load
 
 TIMM = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": {"tag": "augreg"}}

@@ -18,9 +18,8 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.generation.loop import generate
 from regard.layouts import Frame
-from regard.models.config import Config
 from regard.models.families.idefics import FAMILY
-from regard.models.family import empty
+from regard.models.family import Config, empty
 from regard.models.flamingo import last_image
 from regard.models.loading import load
 from regard.nn.attention import MultiHeadAttention

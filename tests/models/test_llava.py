@@ -20,9 +20,8 @@ import regard
 from regard.data.images import open_image
 from regard.generation.loop import generate
 from regard.layouts import Frame, Layout
-from regard.models.config import Config
 from regard.models.families.llava import FAMILY, placeholder
-from regard.models.family import empty, places
+from regard.models.family import Config, empty, places
 from regard.models.loading import load
 from regard.testing import assert_rule
 

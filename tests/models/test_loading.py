@@ -21,7 +21,8 @@ from twins import Twin, change, texts
 
 import regard
 from regard.data.tokenizer import Tokenizer
-from regard.models.loading import FAMILIES, family_named, load
+from regard.models.family import FAMILIES, family_named
+from regard.models.loading import load
 from regard.nn.vision import ImageLabels
 
 CONFIG = {

@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from regard.models.config import Config
 from regard.models.families.llama import reach, rotary
+from regard.models.family import Config
 from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Yarn
 
 DIM, MAX = 10, 67

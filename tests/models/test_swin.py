@@ -13,8 +13,8 @@ from twins import Twin, assert_same, assert_saved, build, change, pictures
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens.view import View
-from regard.models.config import Config
 from regard.models.families.swin import FAMILY
+from regard.models.family import Config
 from regard.models.loading import load
 from regard.nn.vision import PatchGrid
 from regard.nn.windows import Merging, WindowBlock, Windows, WindowTable

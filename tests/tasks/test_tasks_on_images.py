@@ -926,8 +926,8 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
 
 
 def test_a_model_that_was_not_loaded_says_so() -> None:
-    from regard.models.config import Config
     from regard.models.families.vit import FAMILY
+    from regard.models.family import Config
 
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 6, "intermediate_size": 7}
     model = FAMILY.build(Config(sizes | {"image_size": 8, "patch_size": 4}), "feature-extraction")

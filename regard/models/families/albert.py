@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import MAX_LAYERS, Config
 from regard.models.families import bert
-from regard.models.family import Family, Heads, Names, nested
+from regard.models.family import MAX_LAYERS, Config, Family, Heads, Names, nested
 from regard.models.text import TextModel
 from regard.nn.blocks import Labels, LanguageHead, Pooler, PretrainingHead
 

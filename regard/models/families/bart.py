@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Heads, Names, OptionalSqueeze, Task
+from regard.models.family import Config, Family, Heads, Names, OptionalSqueeze, Task
 from regard.nn.blocks import Embedding, EndToken, Labels, LanguageHead
 
 __all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "lm_head"]

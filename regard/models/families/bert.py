@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from regard.models.config import Config
-from regard.models.family import Concat, Family, Heads, Names, Task
+from regard.models.family import Concat, Config, Family, Heads, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import (
     Block,

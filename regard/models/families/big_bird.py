@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Heads, Names, Task
+from regard.models.family import Config, Family, Heads, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import (

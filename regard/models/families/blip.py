@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families import bert, clip
-from regard.models.family import Family, Names, Squeeze, Task, nested
+from regard.models.family import Config, Family, Names, Squeeze, Task, nested
 from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention

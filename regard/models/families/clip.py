@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
-from regard.models.family import Concat, Family, Names, Task, nested
+from regard.models.family import Concat, Config, Family, Names, Task, nested
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel

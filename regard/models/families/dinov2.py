@@ -12,10 +12,9 @@ from functools import partial
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.families.vit import NAMES as VIT
 from regard.models.families.vit import attention
-from regard.models.family import Family, Names, Squeeze, Task
+from regard.models.family import Config, Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.blocks import Block, DropPath, FeedForward
 from regard.nn.vision import ExtraTokens, ImageLabels, PatchEmbedding, PatchProjection, VisionTower

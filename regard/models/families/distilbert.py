@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Heads, Names
+from regard.models.family import Config, Family, Heads, Names
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, FirstToken, Labels, Tower, encoder_block
 

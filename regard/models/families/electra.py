@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Heads, Names, Task
+from regard.models.family import Config, Family, Heads, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import FirstToken, HeadInput, Labels, LanguageHead, activation
 from regard.nn.projections import Linear

@@ -10,9 +10,8 @@ from __future__ import annotations
 from torch import nn
 
 from regard.generation.config import read_eos
-from regard.models.config import Config
 from regard.models.families import clip, llama
-from regard.models.family import Concat, Family, Names, Squeeze, Task, nested
+from regard.models.family import Concat, Config, Family, Names, Squeeze, Task, nested
 from regard.models.flamingo import FlamingoModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward, LanguageHead

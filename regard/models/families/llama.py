@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Config
-from regard.models.family import Concat, Family, Names, Task
+from regard.models.family import Concat, Config, Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, decoder_head

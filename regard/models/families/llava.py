@@ -6,9 +6,8 @@ each a vector that LLaMA could have read as a word. Nothing else is new: what fo
 
 from __future__ import annotations
 
-from regard.models.config import Config
 from regard.models.families import clip, llama
-from regard.models.family import Family, Names, Task, nested
+from regard.models.family import Config, Family, Names, Task, nested
 from regard.models.vision_language import Projector, VisionFeatures, VisionLanguageModel
 
 __all__ = ["FAMILY"]

@@ -9,9 +9,8 @@ each layer, spreads a window of as many tokens: the paper's code reads it, and t
 
 from __future__ import annotations
 
-from regard.models.config import Config
 from regard.models.families import bert, roberta
-from regard.models.family import Concat, Family, Heads, Names
+from regard.models.family import Concat, Config, Family, Heads, Names
 from regard.models.text import Choice, LongTextModel, TokensBefore, first_tokens
 from regard.nn.blocks import FirstToken, Labels, Pooler, Tower
 from regard.nn.sparse_attention import SlidingAttention

@@ -6,11 +6,10 @@ added to the score of each word, as in BART. Sines have no end, so max_position_
 
 from __future__ import annotations
 
-from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, lm_head
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Names, Task
+from regard.models.family import Config, Family, Names, Task
 from regard.nn.blocks import Embedding, Waves
 
 __all__ = ["FAMILY"]

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.families import bert
-from regard.models.family import Family, Heads, Names
+from regard.models.family import Config, Family, Heads, Names
 from regard.models.text import TextModel
 from regard.nn.blocks import FirstToken, Labels, LanguageHead, Pooler
 

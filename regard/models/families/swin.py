@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import MAX_LAYERS, Config
-from regard.models.family import Concat, Family, Heads, Names, Squeeze, Task
+from regard.models.family import MAX_LAYERS, Concat, Config, Family, Heads, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward

@@ -11,9 +11,8 @@ from collections.abc import Collection
 
 from torch import nn
 
-from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import Concat, Family, Heads, Names, Task
+from regard.models.family import Concat, Config, Family, Heads, Names, Task
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention

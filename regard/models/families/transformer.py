@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from regard.checks import check_int
-from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
-from regard.models.family import Concat, Family, Names, Task
+from regard.models.family import Concat, Config, Family, Names, Task
 from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Tower, Waves

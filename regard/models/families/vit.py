@@ -17,8 +17,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from regard.models.config import Config
-from regard.models.family import Concat, Family, Heads, Names, Squeeze, Task
+from regard.models.family import Concat, Config, Family, Heads, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward, Pooler
