@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and bounded reading of untrusted ones.
+"""Files and directories that are written whole or not at all.
 
 Everything is written under a hidden name beside its target, `.name.<32 hex digits>.part`, synced to the disk and then
 renamed. Whatever happens in between (an error, Ctrl-C, a full disk, kill -9, a power cut), the target is the old one or
@@ -10,43 +10,28 @@ such locks, nothing is removed.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import reprlib
 import shutil
 import stat
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import IO, Any, TypeVar
 
 if sys.platform != "win32":
     import fcntl
 
 __all__ = [
-    "MOST_JSON",
-    "Refusal",
     "atomic_directory",
     "atomic_file",
-    "check_file",
     "check_target",
     "exclusive",
-    "parsed",
-    "parsing",
-    "read_bounded",
-    "read_json",
-    "read_optional_json",
-    "read_stream",
     "recover",
 ]
 
 OPEN_LOCK = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-Kind = TypeVar("Kind", dict[str, Any], list[Any])
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}  # of syncing a directory
 
 
@@ -485,169 +470,3 @@ def _named_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         why = f"cannot write {what}: {error.strerror}; what was there before is untouched"
         raise OSError(error.errno, why, os.fspath(path)) from error
-
-
-# ------------------------------------------------------------------------------------------------------- files read
-
-
-MOST_JSON = 2**26
-"""Bytes of a JSON file, 64 MiB: the largest tokenizers have 35 MB, every other file a few kilobytes."""
-
-CHUNK = 2**20  # bytes
-LONGEST = 300  # characters of a parser's own message; Rust quotes whole files
-
-
-@contextmanager
-def parsing(where: str, wrong: str = "cannot be read") -> Iterator[None]:
-    """Inside `with`, whatever a third-party parser raises becomes one ValueError that names the file `where`.
-
-    That includes the panics of Rust extensions: `pyo3_runtime.PanicException` is not an Exception. (Rust also prints a
-    panic to stderr before it is raised; that cannot be turned off.) A ValueError that names the file already, errors of
-    the system, a missing library, interrupts and exits pass as they are; a MemoryError gets the file's name.
-
-    >>> with parsing("tokenizer.json"):
-    ...     raise IndexError("index out of range")
-    Traceback (most recent call last):
-        ...
-    ValueError: tokenizer.json cannot be read: IndexError: index out of range
-    """
-    try:
-        yield
-    except ImportError:
-        raise
-    except MemoryError:
-        raise MemoryError(f"there is not enough memory to read {where}") from None
-    except BaseException as problem:
-        panic = type(problem).__name__ == "PanicException"  # each extension has a class of its own
-        system = isinstance(problem, OSError) and problem.errno is not None
-        named = isinstance(problem, ValueError) and where in str(problem)
-        if system or named or not (panic or isinstance(problem, Exception)):
-            raise
-        message = " ".join(str(problem).split())
-        message = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
-        # The words of these are meant for people; a KeyError is a name alone, and many others are empty.
-        plain = isinstance(problem, (ValueError, OSError)) or type(problem) is Exception
-        message = message if message and plain else f"{type(problem).__name__}: {message}".rstrip(": ")
-        raise ValueError(f"{where} {wrong}: {message}") from None
-
-
-def read_bounded(path: Path, most: int) -> bytes:
-    """The bytes of a file. A pipe is read only where it is open already (/dev/stdin, /dev/fd/…): nothing waits for it.
-
-    Raises ValueError for more than `most` bytes, OSError as `check_file` and `open` do.
-    """
-    if not (path.is_fifo() and str(path).startswith(("/dev/fd/", "/dev/stdin"))):
-        check_file(path)
-    with path.open("rb") as file:
-        return read_stream(file, most, repr(str(path)))
-
-
-def check_file(path: Path) -> None:
-    """Raise OSError for a folder, a pipe (which might never be written to) or a device (which has no end)."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(f"cannot read {str(path)!r}: it is a folder; name a file")
-    if not stat.S_ISREG(mode):
-        kind = "a pipe or socket" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else "a device"
-        raise OSError(f"cannot read {str(path)!r}: it is {kind}; name a file")
-
-
-def read_stream(file: IO[bytes], most: int, where: str) -> bytes:
-    """The rest of an open file. Raises ValueError for more than `most` bytes, once it has read that many."""
-    parts: list[bytes] = []
-    while part := file.read(CHUNK):  # which takes as much memory as it is asked for
-        parts.append(part)
-        if len(parts) * CHUNK > most and sum(map(len, parts)) > most:
-            raise ValueError(f"{where} holds more than {most:,} bytes, which is the most that is read")
-    return b"".join(parts)
-
-
-def read_json(path: Path) -> Any:
-    """The value of a JSON file in UTF-8.
-
-    Raises ValueError for anything else, for a key that has two different values, and for more than MOST_JSON bytes.
-    """
-    data = read_bounded(path, MOST_JSON)
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
-        raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from None
-
-
-def read_optional_json(directory: Path | None, name: str, kind: type[Kind]) -> Kind | None:
-    """The object (dict) or list that directory/name holds, or None if there is no such file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "some.json").write_text('{"num_beams": 4}')
-    ...     [read_optional_json(Path(folder), name, dict) for name in ("some.json", "other.json")]
-    [{'num_beams': 4}, None]
-
-    Raises ValueError for what is not JSON of this kind.
-    """
-    path = None if directory is None else directory / name
-    if path is None or not path.is_file():
-        return None
-    values = read_json(path)
-    if not isinstance(values, kind):
-        wanted = "an object" if kind is dict else "a list"
-        raise ValueError(f"{path} must hold {wanted}, it holds {type(values).__name__}")
-    return values
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        for key, one in pairs:
-            if one != value[key]:
-                raise ValueError(f"the key {key!r:.80} has two values, {one!r:.80} and {value[key]!r:.80}")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """The error of `parsed` and its messages, templates of `str.format`.
-
-    deep: nested deeper than Python reads.  broken: not JSON, not UTF-8, or an integer of thousands of digits; {why}.
-    other: JSON, but not an object; {kind} and {value}.  twin: an object has a key more than once; {key} and {times}.
-    """
-
-    error: type[ValueError]
-    deep: str
-    broken: str
-    other: str
-    twin: str
-
-
-class _TwinError(ValueError):
-    """A key that comes more than once; its arguments are the key and how often."""
-
-
-def parsed(text: bytes | str, refusal: Refusal) -> dict[str, Any]:
-    """A JSON object (bytes are UTF-8) in which no key comes twice, at any depth; else raises the refusal's error.
-
-    >>> words = {"deep": "nested too deep", "broken": "not JSON ({why})", "other": "a {kind}, not an object"}
-    >>> refusal = Refusal(error=ValueError, **words, twin="the key {key} comes {times} times")
-    >>> parsed(b'{"a": {"b": 1, "b": 2}}', refusal)
-    Traceback (most recent call last):
-    ValueError: the key 'b' comes 2 times
-    """
-    try:
-        value = json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_without_twins)
-    except RecursionError:
-        raise refusal.error(refusal.deep) from None
-    except _TwinError as twin:
-        key, times = twin.args
-        raise refusal.error(refusal.twin.format(key=repr(key), times=times)) from None
-    except ValueError as error:
-        raise refusal.error(refusal.broken.format(why=error)) from None
-    if not isinstance(value, dict):
-        raise refusal.error(refusal.other.format(kind=type(value).__name__, value=reprlib.repr(value)))
-    return value
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise _TwinError(*Counter(key for key, _ in pairs).most_common(1)[0])
-    return value

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.files import atomic_file, exclusive, read_json
+from regard.files import atomic_file, exclusive
+from regard.formats import read_json
 
 __all__ = ["RUN", "opened_run"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.files import Refusal, parsed
+from regard.formats import Refusal, parsed
 
 
 class DamagedError(ValueError):

@@ -27,8 +27,8 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"checks", "devices", "files", "locale", "tables"},
-    {"run_directory", "safetensors_file", "costs", "masks", "layouts", "learn"},
+    {"checks", "devices", "files", "formats", "locale", "tables"},
+    {"run_directory", "costs", "masks", "layouts", "learn"},
     {"rotary"},
     {"positions"},
     {"backends"},

@@ -11,7 +11,7 @@ import pytest
 from speaking_twins import wordpiece
 
 from regard.data.tokenizer import Tokenizer
-from regard.files import MOST_JSON, parsing, read_bounded, read_json, read_stream
+from regard.formats import MOST_JSON, parsing, read_bounded, read_json, read_stream
 
 
 class PanicException(BaseException):
@@ -74,7 +74,9 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path, name):
 
 
 def test_a_pipe_that_is_open_already_is_read():
-    code = "from pathlib import Path; from regard.files import read_bounded; print(read_bounded(Path('/dev/stdin'), 9))"
+    code = (
+        "from pathlib import Path; from regard.formats import read_bounded; print(read_bounded(Path('/dev/stdin'), 9))"
+    )
     asked = {"input": "abc", "text": True, "capture_output": True, "check": True}
     assert subprocess.run([sys.executable, "-c", code], **asked).stdout == "b'abc'\n"
 

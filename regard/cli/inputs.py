@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions
 from regard.cli.outputs import bar
-from regard.files import check_file, parsing, read_bounded, read_stream
 from regard.session.labels import find_word
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _content(file: Path) -> str:
+    from regard.formats import read_bounded
+
     try:
         text = read_bounded(file, MOST_TEXT).decode("utf-8-sig")
     except OSError as error:
@@ -143,6 +144,8 @@ def check_stdin_once(typed: Sequence[str]) -> None:
 
 def read_stdin(most: int) -> bytes:
     """All of standard input. Raises ValueError where it is closed, or holds more than `most` bytes."""
+    from regard.formats import read_stream
+
     if sys.stdin is None:
         raise ValueError("'-' is standard input, which is closed: pipe something in, or name a file")
     return read_stream(sys.stdin.buffer, most, "standard input")
@@ -178,6 +181,8 @@ def read_arrays(
         names: the sets of names that it may hold.
         largest: limit in bytes; by default that of `regard steps`.
     """
+    from regard.formats import check_file, parsing
+
     kind = path.suffix.lower()
     if kind not in ARRAY_SUFFIXES:
         raise ValueError(f"cannot read {str(path)!r}: the name must end in {', '.join(ARRAY_SUFFIXES)}")

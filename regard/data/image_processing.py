@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.images import MOST_PIXELS, OpenedImage, Source, is_batch, numbered, open_image
-from regard.files import read_json
+from regard.formats import read_json
 from regard.layouts import Frame
 from regard.locale import Lang, translate
 

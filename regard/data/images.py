@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.files import check_file, parsing, read_stream
+from regard.formats import check_file, parsing, read_stream
 
 if TYPE_CHECKING:
     from PIL.Image import Image

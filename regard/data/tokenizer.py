@@ -34,7 +34,8 @@ from regard.data.tokenizer_pipeline import (
     rust_library,
     text_of,
 )
-from regard.files import MOST_JSON, atomic_file, parsing, read_bounded
+from regard.files import atomic_file
+from regard.formats import MOST_JSON, parsing, read_bounded
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

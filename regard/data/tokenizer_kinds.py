@@ -43,7 +43,7 @@ from regard.data.tokenizer_pipeline import (
     text_of,
     texts_of,
 )
-from regard.files import parsing
+from regard.formats import parsing
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.files import MOST_JSON, parsing, read_bounded, read_json
+from regard.formats import MOST_JSON, parsing, read_bounded, read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

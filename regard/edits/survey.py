@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regard import tables
 from regard.data.rows import fingerprint, numbered_lines, read_rows
 from regard.files import atomic_file
+from regard.formats import TensorFile, TensorFileError
 from regard.lens.capture import Capture, ModuleRun
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, View
@@ -32,7 +33,6 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model, eval_mode
 from regard.models.text import TextModel
 from regard.run_directory import opened_run
-from regard.safetensors_file import TensorFile, TensorFileError
 from regard.tasks.inputs import check_positive
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard import checks
 from regard.data.images import Source, is_batch, numbered
-from regard.files import read_optional_json
+from regard.formats import read_optional_json
 from regard.generation.beam_search import beam_search
 from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.streaming import Decode, Reason, RowText, Stream

@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.formats import raw_bytes
 from regard.lens.files.container import LARGEST, ContentError, is_list_of
 from regard.lens.files.container import fields as json_fields
 from regard.locale import Lang, translate
-from regard.safetensors_file import raw_bytes
 
 LONGEST = 1000  # letters of a text, such as the repr of a mask
 MOST_POSITIONS = 1 << 20  # in one list

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checks import check_int
-from regard.files import read_json
+from regard.formats import read_json
 from regard.nn.projections import Joined, JoinedTable
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.checks import listed
-from regard.files import Refusal, parsed, read_optional_json, recover
+from regard.files import recover
+from regard.formats import Entry, Refusal, TensorFile, TensorFileError, parsed, read_optional_json
 from regard.models.family import (
     DTYPES,
     LABELLED,
@@ -32,7 +33,6 @@ from regard.models.family import (
 from regard.models.hub import INDEX, SINGLE, download
 from regard.models.initialization import initialize
 from regard.models.model import Model
-from regard.safetensors_file import Entry, TensorFile, TensorFileError
 
 __all__ = ["Checkpoint", "CheckpointError", "find", "load"]
 

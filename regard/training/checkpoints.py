@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from regard.files import atomic_directory, read_json
+from regard.files import atomic_directory
+from regard.formats import read_json
 
 __all__ = ["Checkpoints"]
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.formats import write_tensors
 from regard.models import loading
 from regard.models.hub import INDEX, SINGLE
 from regard.models.loading import Checkpoint, CheckpointError, weight_files
 from regard.models.saving import write_checkpoint
-from regard.safetensors_file import write_tensors
 
 TENSORS = {
     "embed.weight": torch.arange(35, dtype=torch.float32).reshape(5, 7),  # 140 bytes

@@ -18,8 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.files import Refusal, atomic_file, check_file, parsed
-from regard.safetensors_file import MAX_HEADER, TensorFile, TensorFileError, check_tensor, header_entries, raw_bytes
+from regard.files import atomic_file
+from regard.formats import (
+    MAX_HEADER,
+    Refusal,
+    TensorFile,
+    TensorFileError,
+    check_file,
+    check_tensor,
+    header_entries,
+    parsed,
+    raw_bytes,
+)
 
 VERSION = 1
 """The format this file writes and reads."""

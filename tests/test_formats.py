@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from regard.formats import CODES, DTYPES, Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 from regard.models.loading import CheckpointError, open_weights
-from regard.safetensors_file import CODES, DTYPES, Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
 LIBRARY = safetensors.torch._TYPES
 
@@ -302,6 +302,6 @@ def test_file_that_shrinks_while_it_is_mapped_is_damaged(tmp_path, monkeypatch):
 
     path = tmp_path / "some.safetensors"
     write_tensors(path, {"a": torch.arange(3)})
-    monkeypatch.setattr("regard.safetensors_file.safe_open", shrunk)
+    monkeypatch.setattr("regard.formats.safe_open", shrunk)
     with pytest.raises(TensorFileError, match="replaced"):
         TensorFile(path)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.files import read_optional_json
+from regard.formats import read_optional_json
 
 
 def test_missing_file_is_none(tmp_path: Path) -> None:
