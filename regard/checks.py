@@ -81,6 +81,33 @@ def number(name: str, value: object, least: int | None = None) -> Number:
     return result
 
 
+def index_among(name: str, value: object, n: int, of: str) -> int:
+    """An index into n things, counted from the end if negative; `name` and `of` are for messages.
+
+    Raises TypeError if it is not an integer, IndexError if it is out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} takes an integer, got {type(value).__name__}: {value!r}")
+    if not -n <= value < n:
+        raise IndexError(f"{name} {value} is out of range: there are {n} {of}")
+    return int(value) % n
+
+
+def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
+    """Some of n things: a slice without a step as a slice; other slices, ranges and integers as indices.
+
+    Raises TypeError for anything else, IndexError if an index is out of range.
+    """
+    if isinstance(value, slice):
+        start, stop, step = value.indices(n)
+        return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+    if isinstance(value, (np.ndarray, Tensor)):
+        value = value.tolist()
+    if isinstance(value, (range, list, tuple)):
+        return torch.tensor([index_among(name, v, n, of) for v in value], dtype=torch.long)
+    raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}: {value!r}")
+
+
 def listed(names: Sequence[str]) -> str:
     """The first eight names, and how many more there are.
 

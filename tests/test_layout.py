@@ -177,7 +177,7 @@ def test_imports_go_downwards():
         ("masks.py", "from regard.positions import alibi", "positions is not below masks"),
         ("masks.py", "from regard import attention", "the package's own names are for users"),
         ("masks.py", "import regard", "the package's own names are for users"),
-        ("novelty.py", "from regard.masks.rules import Rule", "novelty has no place in LEVELS"),
+        ("novelty.py", "from regard.masks.mask import Rule", "novelty has no place in LEVELS"),
         ("costs.py", "from regard.masks import causal", "costs imports nothing but locale, tables"),
         ("testing.py", "from regard.nn.attention import MultiHeadAttention", "nn is not below testing"),
         ("lens/look.py", "from regard.models import load", "models is not below lens"),

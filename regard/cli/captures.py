@@ -162,7 +162,6 @@ def describe_capture(capture: Capture) -> dict[str, Any]:
 def show_arrays(file: Path, options: LookOptions) -> None:
     """Print what attention does with the q, k and v of a file."""
     from regard.cli.mask import read_mask
-    from regard.lens.display import plain
     from regard.lens.look import look
     from regard.lens.measures.measures import MAP_SIZE, NAMES
 
@@ -173,19 +172,17 @@ def show_arrays(file: Path, options: LookOptions) -> None:
     mask = None if spec is None else read_mask(spec)
     size, top = options.size or MAP_SIZE, options.top or LINKS
     view = look(**arrays, mask=mask, scale=options.scale, measures=NAMES, size=size, top=top)
-    _show_call(plain(view), {"title": str(file), "mask": "none" if mask is None else repr(mask)}, None, options)
+    _show_call(view.in_torch(), {"title": str(file), "mask": "none" if mask is None else repr(mask)}, None, options)
 
 
 def show_module(file: Path, capture: Capture, layer: str, options: LookOptions) -> None:
     """Print one module of a capture, by its number or its path."""
-    from regard.lens.display import plain
-
     path, names, call = layer, capture.names, options.call
     if layer not in capture and layer.isascii() and layer.isdigit():
         if not int(layer) < len(names):
             raise ValueError(f"--layer {layer} is out of range: the capture has {len(names)} modules, counted from 0")
         path = names[int(layer)]
-    view = plain(capture[path] if call is None else capture[path, call])
+    view = (capture[path] if call is None else capture[path, call]).in_torch()
     if options.size is not None:
         view = replace(view, size=options.size, held=view.held | {"map": view.map(options.size)})
     calls = capture.calls(path)

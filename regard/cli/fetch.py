@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard.cli.commands import FetchOptions, Lang
+from regard.cli.commands import FetchOptions
 from regard.cli.outputs import Terminal
-from regard.locale import translate
 
 if TYPE_CHECKING:
-    from regard.session.session import Session
+    pass
 
 EXAMPLE = 'regard look "고양이가 매트 위에 앉았다. 그것은 졸렸다."'
 NOT_HERE = 1
@@ -39,19 +38,3 @@ def fetch(options: FetchOptions) -> int:
     if not here:
         out.print(out.say("Try it: {command}", command=EXAMPLE))
     return 0
-
-
-def korean_note(session: Session, lang: Lang) -> str | None:
-    """Which default model reads a Korean text, or how to get one that knows Korean; None for other sessions."""
-    from regard.session.default_models import FETCH, KOREAN, is_korean
-
-    if session.model is None or not is_korean(session.text or ""):
-        return None
-    if session.model.directory == KOREAN.directory:
-        return translate("the text is Korean, so {model} reads it; --model chooses another", lang, model=KOREAN.name)
-    return translate(
-        "this model does not know Korean; '{command}' downloads one that does ({size} MB)",
-        lang,
-        command=FETCH,
-        size=KOREAN.size,
-    )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import look_image
 from regard.cli.captures import describe_capture, read_session, show_arrays, show_module
 from regard.cli.commands import EffectOptions, Lang, LookOptions
-from regard.cli.fetch import korean_note
 from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
@@ -45,6 +44,7 @@ from regard.cli.outputs import (
     write_session,
 )
 from regard.locale import translate, translate_error
+from regard.session.default_models import korean_note
 from regard.session.labels import is_word, shown, token_name
 from regard.tables import pad, width
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
 from regard.cli.commands import ServeOptions
-from regard.cli.fetch import korean_note
 from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
 from regard.cli.outputs import Terminal, bar
+from regard.session.default_models import korean_note
 
 if TYPE_CHECKING:
     from regard.explorer.jobs import ModelShelf

@@ -33,17 +33,28 @@ from torch import Tensor
 
 from regard.layouts import Layout
 from regard.lens.assembly import AssembledWeights
-from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.overlays import ImagePatches
 from regard.locale import Lang, translate
-from regard.masks.tiles import cell_edges
+from regard.masks.tiles import cell_edges, pool
 from regard.session import protocol
-from regard.session.atlas import layer_row, link_weights, patch_cells, place_in, received_in_image, thumbnails_of
 from regard.session.default_models import FETCH, KOREAN, TITLE, is_korean, name_of
 from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
-from regard.session.heads import ComputedHead, HeadWeights, Layer, Span, head_of, pooled_tile
+from regard.session.heads import (
+    ComputedHead,
+    HeadWeights,
+    Layer,
+    Span,
+    head_of,
+    layer_row,
+    link_weights,
+    patch_cells,
+    place_in,
+    pooled_tile,
+    received_in_image,
+    thumbnails_of,
+)
 from regard.session.labels import shown, token_name
 from regard.session.predictions import predict
 from regard.session.ranking import opening_of, ranked_links

@@ -57,8 +57,8 @@ from torch import Tensor
 from regard.explorer import answers
 from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
-from regard.lens.files.container import pool
 from regard.locale import Lang, catalogue, translate
+from regard.masks.tiles import pool
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
 from regard.session.protocol import Opening

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from regard.checks import index_among
 from regard.layouts import Sides
 from regard.lens import display
 from regard.lens import doctor as doctors
 from regard.lens import rollout as flows
-from regard.lens.assembly import assemble
+from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import Diagnosis
 from regard.lens.edit_records import CapturedEdit, Effect, capture_effect
 from regard.lens.files import saving
 from regard.lens.findings import merge_paths
 from regard.lens.patterns import NAMES
 from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, listed, read_layouts
-from regard.lens.step_links import StepLink, by_sizes, follow, read_beams, rows_of, runs_of
-from regard.lens.validity import index_among
 from regard.lens.view import PER_QUERY, Record, View, view_of
 from regard.locale import Lang
 

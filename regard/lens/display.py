@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from io import BytesIO
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from regard import tables
+from regard.checks import index_among
 from regard.lens.findings import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
-from regard.lens.validity import index_among
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges
 from regard.viz import figures
@@ -56,7 +56,7 @@ def view_figure(
     query: the query whose row is marked in one head's map.
     """
     check_lang(lang)
-    view = plain(view)
+    view = view.in_torch()
     rows, heads, nq, nk = view.sizes
     index_among("batch", batch, rows, "batch rows")
     index_among("head", head or 0, heads, "heads")
@@ -250,14 +250,9 @@ class Linked(NamedTuple):
     weight: float
 
 
-def plain(view: View) -> View:
-    """The view with torch tensors of axes (B, H, …)."""
-    return replace(view, lead=None, numpy=False)
-
-
 def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
     """Summaries of the heads of a batch row. Raises IndexError if there is no such row."""
-    view = plain(view)
+    view = view.in_torch()
     count, heads, nq, nk = view.sizes
     if not 0 <= batch < count:
         raise IndexError(f"batch {batch} is out of range: there are {count}, counted from 0")
@@ -303,7 +298,7 @@ def strongest_links(view: View, *, batch: int = 0, head: int | None = None, coun
 
     Raises LookupError if fewer links were measured and q and k were not kept, IndexError for another row or head.
     """
-    view = plain(view)
+    view = view.in_torch()
     rows, heads, nq, _ = view.sizes
     for name, index, size in (("batch", batch, rows), ("head", head or 0, heads)):
         if not 0 <= index < size:

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.checks import index_among
 from regard.lens.look import look
-from regard.lens.validity import index_among
 from regard.lens.view import View
 from regard.nn.feature_maps import CHUNK, largest_product, log_features, read_key_mask
 from regard.nn.linformer import LinformerAttention

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard import tables
+from regard.checks import index_among, part_of_axis
 from regard.lens.measures.measures import at_least_one
-from regard.lens.validity import index_among, part_of_axis
 
 __all__ = ["LogitLens", "logit_lens"]
 

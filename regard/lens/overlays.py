@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.checks import index_among
 from regard.layouts import KINDS, Frame, Layout
 from regard.lens.display import png
 from regard.lens.measures.weights import sources
-from regard.lens.validity import index_among
 from regard.locale import Lang, catalogue, check_lang, translate
 from regard.viz import figures
 from regard.viz.overlay import Floats, box_heat, overlay, read_photograph

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from regard.checks import index_among, part_of_axis
 from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
@@ -18,7 +19,7 @@ from regard.lens.measures.weights import ComputedWeights, Part, Weights, grouped
 from regard.lens.overlays import Overlay, Token, make_overlay
 from regard.lens.patterns import Patterns
 from regard.lens.placement import UNPLACED, TokenPlacement
-from regard.lens.validity import Report, index_among, judge, part_of_axis
+from regard.lens.validity import Report, judge
 from regard.lens.values import (
     Attribution,
     OutputProjection,
@@ -35,8 +36,8 @@ from regard.masks.patterns import at_positions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from regard.lens.assembly import StepLink
     from regard.lens.facts import Facts
-    from regard.lens.step_links import StepLink
     from regard.lens.visibility import MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
@@ -318,7 +319,7 @@ class View:
         Raises LookupError if it is not known; the message lists `known_values`.
         """
         if measure in PER_QUERY:
-            mean: Tensor = replace(self, lead=None, numpy=False).mean(measure)
+            mean: Tensor = self.in_torch().mean(measure)
             return mean
         scores = self.head_patterns().scores
         if measure in scores:
@@ -697,6 +698,10 @@ class View:
     def moved(self, device: str | torch.device) -> View:
         """The same view with its measures on another device; q and k stay where they are."""
         return replace(self, held={name: t.to(device) for name, t in self.held.items()})
+
+    def in_torch(self) -> View:
+        """The same with torch tensors of axes (B, H, …)."""
+        return replace(self, lead=None, numpy=False)
 
 
 @dataclass

@@ -633,3 +633,27 @@ def cell_edges(n: int, size: int) -> list[int]:
     """
     cells = min(size, n)
     return [c * n // cells for c in range(cells + 1)] if cells else [0]
+
+
+def pool(values: Tensor, bins: int) -> Tensor:
+    """Means of neighbours: (…, N) → (…, min(N, bins)) in fp32. Bin i of m covers ⌊i·N/m⌋ up to ⌊(i + 1)·N/m⌋.
+
+    −∞ (the lse of a row that sees nothing) does not count in its bin's mean; a bin of nothing else is −∞. NaN and +∞
+    show in their own bin only.
+
+    >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
+    tensor([2., 5., -inf])
+    """
+    n, device = values.shape[-1], values.device
+    if n <= bins:
+        return values.float()
+    values = values if values.is_floating_point() else values.double()
+    edges = torch.arange(bins + 1, device=device) * n // bins
+    at = edges[:-1, None] + torch.arange(-(-n // bins), device=device)  # (bins, widest bin)
+    cells = values.reshape(*values.shape[:-1], bins, n // bins) if n % bins == 0 else values[..., at.clamp(max=n - 1)]
+    counted = at < edges[1:, None]
+    if values.numel() > 0 and not bool(values.amin() > -inf):  # most have no −∞
+        counted = counted & (cells != -inf)
+    total = torch.where(counted, cells, 0.0).sum(-1, dtype=torch.float64)  # sums of fp32 cannot overflow there
+    means = total / counted.sum(-1)  # 0 / 0 is NaN, replaced below
+    return torch.where(counted.any(-1), means, -inf).float()

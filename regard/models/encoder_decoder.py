@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.family import Config
-from regard.models.losses import IGNORED, Targets, head_of_loss, linear_loss, named_logits, text_loss
+from regard.models.losses import IGNORED, Targets, language_head, linear_loss, text_loss
 from regard.models.model import Model
-from regard.models.outputs import ModelOutput
+from regard.models.outputs import ModelOutput, named_logits
 from regard.models.text import ModelState
 from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput
 
@@ -138,7 +138,7 @@ class EncoderDecoder(Model):
         )
         x = decoder.last_hidden_state
         inputs = HeadInput(x, None, self.decoder.embed.tokens.weight, decoder_attention_mask, input_ids)
-        loss_head = head_of_loss(self, skip_logits, labels)
+        loss_head = language_head(self) if skip_logits and labels is not None else None
         output = ModelOutput(
             **named_logits(self, None if self.head is None or loss_head is not None else self.head(inputs)),
             last_hidden_state=x,
@@ -148,7 +148,9 @@ class EncoderDecoder(Model):
         )
         if loss_head is not None:
             return ModelOutput(output, loss=linear_loss(loss_head, inputs, targets))
-        return ModelOutput(output, loss=text_loss(self, output, targets)) if targets else output
+        if labels is None and start_positions is None and end_positions is None:
+            return output
+        return ModelOutput(output, loss=text_loss(self, output, targets))
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The encoder's output for input_ids (B, N): (B, N, d)."""

@@ -38,9 +38,6 @@ class Targets(NamedTuple):
     smoothing: float = 0.0  # label smoothing, of token labels
     most: int | None = None  # labels that there are at most
 
-    def __bool__(self) -> bool:
-        return any(target is not None for target in self[:3])
-
 
 def token_loss(
     logits: Tensor, labels: Tensor, *, shift: bool = False, smoothing: float = 0.0, items: Tensor | int | None = None
@@ -259,20 +256,12 @@ def reconstruction_loss(pixels: Tensor, pixel_values: Tensor, masked: Tensor) ->
 # ------------------------------------------------------------------------------------------- losses of a model's output
 
 
-def named_logits(model: Model, logits: Tensor | None) -> dict[str, Tensor | None]:
-    """A text head's logits by field: start_logits and end_logits in question answering."""
-    if logits is None or getattr(model, "task", None) != "question-answering":  # built by hand, it has no task
-        return {"logits": logits}
-    start, end = logits.unbind(-1)  # (B, N) each
-    return {"start_logits": start, "end_logits": end}
-
-
 def text_loss(model: Model, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
     """The loss of a text head's output, as transformers computes it for the task.
 
     Args:
         model: whose head it is.
-        output: logits, as `named_logits` names them.
+        output: logits, as `regard.models.outputs.named_logits` names them.
         targets: the labels of the call.
         shift: position i predicts label i + 1.
 
@@ -291,11 +280,11 @@ def text_loss(model: Model, output: ModelOutput, targets: Targets, *, shift: boo
     return token_loss(logits, labels, shift=shift, smoothing=targets.smoothing, items=targets.items)
 
 
-def head_of_loss(model: Model, skip_logits: bool, labels: Tensor | None) -> LanguageHead | None:
-    """The language-model head whose loss is computed without its logits, if the call asks for that."""
+def language_head(model: Model) -> LanguageHead | None:
+    """The language-model head of a text model, whose loss `linear_loss` computes without its logits."""
     head = getattr(model, "head", None)
     head = head.words if isinstance(head, PretrainingHead) else head
-    return head if skip_logits and labels is not None and isinstance(head, LanguageHead) else None
+    return head if isinstance(head, LanguageHead) else None
 
 
 def linear_loss(head: LanguageHead, inputs: HeadInput, targets: Targets, *, shift: bool = False) -> Tensor:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
 
-__all__ = ["ModelOutput"]
+__all__ = ["ModelOutput", "named_logits"]
 
 
 class ModelOutput(OrderedDict[str, Any]):
@@ -106,3 +106,11 @@ _pytree.register_pytree_node(
         list(output),
     ),
 )
+
+
+def named_logits(model: nn.Module, logits: Tensor | None) -> dict[str, Tensor | None]:
+    """A text head's logits by field: start_logits and end_logits in question answering."""
+    if logits is None or getattr(model, "task", None) != "question-answering":  # built by hand, it has no task
+        return {"logits": logits}
+    start, end = logits.unbind(-1)  # (B, N) each
+    return {"start_logits": start, "end_logits": end}

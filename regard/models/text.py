@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from regard.checks import may_read
 from regard.models.family import Config
-from regard.models.losses import Targets, head_of_loss, linear_loss, named_logits, text_loss
+from regard.models.losses import Targets, language_head, linear_loss, text_loss
 from regard.models.model import Model
-from regard.models.outputs import ModelOutput
+from regard.models.outputs import ModelOutput, named_logits
 from regard.nn.blocks import (
     EndPooler,
     FeedForward,
@@ -223,7 +223,7 @@ class TextModel(Model):
         x = tower.last_hidden_state
         pooler_output = None if self.pooler is None else self.pooler(x, pooled)
         inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
-        loss_head = head_of_loss(self, skip_logits, labels)
+        loss_head = language_head(self) if skip_logits and labels is not None else None
         output = ModelOutput(
             **named_logits(self, None if self.head is None or loss_head is not None else self.head(inputs)),
             seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
@@ -231,7 +231,7 @@ class TextModel(Model):
             pooler_output=pooler_output,
             hidden_states=tower.hidden_states,
         )
-        if not targets:
+        if labels is None and start_positions is None and end_positions is None:
             return output
         head_loss: Any = getattr(self.head, "loss", None)  # of a head with a loss of its own (ELECTRA)
         if head_loss is not None:
@@ -481,5 +481,6 @@ class AnsweringModel(TextModel):
         assert output.end_logits is not None
         far = self.FAR * (question & ~first).to(output.start_logits.dtype)
         output = ModelOutput(output, start_logits=output.start_logits - far, end_logits=output.end_logits - far)
-        targets = Targets(None, start_positions, end_positions)
-        return ModelOutput(output, loss=text_loss(self, output, targets)) if targets else output
+        if start_positions is None and end_positions is None:
+            return output
+        return ModelOutput(output, loss=text_loss(self, output, Targets(None, start_positions, end_positions)))

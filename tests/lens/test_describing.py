@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.lens.display import describe_heads, plain, strongest_links
+from regard.lens.display import describe_heads, strongest_links
 from regard.lens.files.saving import make_overview
 from regard.lens.patterns import label
 from regard.lens.view import KnownVisibility, View
@@ -97,7 +97,7 @@ def test_where_counts_are_unknown_every_query_has_links():
 def test_numpy_views_with_other_axes_are_described_alike():
     x = np.random.default_rng(0).normal(size=(B, NQ, D))
     seen = regard.look(x, x, x)
-    assert plain(seen).entropy.shape == (B, 1, NQ)
+    assert seen.in_torch().entropy.shape == (B, 1, NQ)
     assert describe_heads(seen, 1)[0].entropy == pytest.approx(seen.mean("entropy")[1])
     assert strongest_links(seen, batch=1, count=1)[0].head == 0
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens.assembly import CallStore
+from regard.lens.assembly import CallStore, StepLink
 from regard.lens.measures.engines import lse_of
 from regard.lens.measures.weights import ComputedWeights
-from regard.lens.step_links import StepLink
 from regard.masks import causal
 
 B, H, N, D = 2, 3, 7, 5

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.lens.files.container import pack_bits, pool, unpack_bits
+from regard.lens.files.container import pack_bits, unpack_bits
+from regard.masks.tiles import pool
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES = [*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -16,6 +16,7 @@ from torch import nn
 
 import regard
 from regard import masks, positions
+from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
 from regard.lens.facts import Facts, RowCount
 from regard.lens.files import container, exact_weights
@@ -25,7 +26,6 @@ from regard.lens.files.saving import make_overview
 from regard.lens.measures.measures import NAMES
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.step_links import StepLink
 from regard.lens.view import PER_QUERY, KnownVisibility, View
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.lens.step_links import RunTracker, StepLink, by_sizes, key_marks, matrix_marks, runs_of
+from regard.lens.assembly import RunTracker, StepLink, by_sizes, key_marks, matrix_marks, runs_of
 
 B, H, D = 3, 2, 5
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.lens.assembly import CallStore, values_of_run
-from regard.lens.step_links import StepLink
+from regard.lens.assembly import CallStore, StepLink, values_of_run
 from regard.lens.values import StoredValues, find_projection
 
 B, H, HKV, NQ, NK, D, DV, WIDE = 2, 6, 3, 5, 7, 4, 3, 11

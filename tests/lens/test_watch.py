@@ -955,7 +955,7 @@ def test_threads_do_not_mix() -> None:
         for thread in threads:
             thread.join()
     assert sorted(r.n for r in seen.records) == list(range(6))
-    from regard.lens.step_links import runs_of
+    from regard.lens.assembly import runs_of
 
     groups = runs_of([r.link for r in seen.calls("attn")])
     assert [[seen["attn", n].sizes[2:] for n in group] for group in groups] == [[(N, N), (1, 6), (1, 7)]] * 2

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.lens.assembly import StepLink
 from regard.lens.facts import Causality, Facts, RowCount
 from regard.lens.files.container import (
     LARGEST,
@@ -33,7 +34,6 @@ from regard.lens.files.exact_weights import FARTHEST, once, pack_weights, unpack
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.step_links import StepLink
 from regard.lens.values import OutputProjection, StoredValues
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.lens.visibility import BiasKind, Side

@@ -26,12 +26,12 @@ from regard.lens.files.container import (
     Outgoing,
     fields,
     is_list_of,
-    pool,
     read,
     write,
 )
 from regard.lens.files.records import check_runs, pack_record, unpack_record
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.masks.tiles import pool
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture

@@ -21,8 +21,8 @@ from torch.library import Library
 
 from regard.backends.call import Call
 from regard.checks import untraced
+from regard.lens.assembly import RunTracker, key_marks
 from regard.lens.facts import read_weights
-from regard.lens.step_links import RunTracker, key_marks
 from regard.lens.taps.applied_weights import same_numbers
 from regard.lens.taps.calls import (
     HERE,

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.lens.step_links import matrix_marks
+from regard.lens.assembly import matrix_marks
 from regard.lens.taps.applied_weights import (
     Stamp,
     einsum_operand,
