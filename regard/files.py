@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all.
+"""Files and directories that are written whole or not at all; and directories of runs that can be resumed.
 
 Everything is written under a hidden name beside its target, `.name.<32 hex digits>.part`, synced to the disk and then
 renamed. Whatever happens in between (an error, Ctrl-C, a full disk, kill -9, a power cut), the target is the old one or
@@ -10,6 +10,7 @@ such locks, nothing is removed.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -19,20 +20,18 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
+from typing import Any
+
+from regard.formats import read_json
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "atomic_directory",
-    "atomic_file",
-    "check_target",
-    "exclusive",
-    "recover",
-]
+__all__ = ["RUN", "atomic_directory", "atomic_file", "check_target", "exclusive", "opened_run", "recover"]
 
 OPEN_LOCK = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}  # of syncing a directory
+RUN = "run.json"  # which run a directory holds
 
 
 # ---------------------------------------------------------------------------------------------------- files written
@@ -470,3 +469,47 @@ def _named_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         why = f"cannot write {what}: {error.strerror}; what was there before is untouched"
         raise OSError(error.errno, why, os.fspath(path)) from error
+
+
+# -------------------------------------------------------------------------------------------------- directories of runs
+
+
+@contextmanager
+def opened_run(out: Path, identity: dict[str, Any]) -> Iterator[None]:
+    """Begin a run in a directory, or take up the one that is there, and hold its lock.
+
+    Raises FileExistsError if it holds another run or no run, NotADirectoryError if it is a file, BlockingIOError if
+    another process runs there.
+    """
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file; name a directory for the run")
+    out.mkdir(parents=True, exist_ok=True)
+    with exclusive(out):
+        check_run(out, identity)
+        yield
+
+
+def check_run(out: Path, identity: dict[str, Any]) -> None:
+    """Write what the run is, or compare it with what is written there."""
+    if not (out / RUN).is_file():
+        if any(not entry.name.startswith(f".{RUN}.") for entry in out.iterdir()):  # those are of a killed write
+            raise FileExistsError(f"{out} is not empty and holds no run ({RUN} is missing); name another directory")
+        with atomic_file(out / RUN, "the run") as file:
+            file.write(json.dumps(identity, indent=1).encode())
+        return
+    stored = read_json(out / RUN)
+    if not isinstance(stored, dict):
+        raise FileExistsError(f"{out / RUN} is damaged; name another directory")
+    changed = [key for key in {**stored, **identity} if stored.get(key) != identity.get(key)]
+    if changed:
+        values = "; ".join(
+            f"{key}: {_short(stored.get(key))} there, {_short(identity.get(key))} now" for key in changed
+        )
+        raise FileExistsError(
+            f"{out} holds another run ({values}). Name another directory, or the same options to resume"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:200] + " …"

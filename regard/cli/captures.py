@@ -256,7 +256,7 @@ def _describe_call(view: View, options: LookOptions, tokens: list[list[str]] | N
 
 def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
     """What `_describe_call` said: a table of heads, the strongest links, a row."""
-    from regard.lens.findings import SAID
+    from regard.lens.doctor import SAID
     from regard.lens.patterns import CALLED
 
     sizes, mask, words = said["sizes"], said["mask"], said["tokens"]

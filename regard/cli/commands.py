@@ -527,7 +527,7 @@ COMMANDS = (
         "Exit code: 0 if attention is the same, 1 if not. A different kernel name alone is not a difference.",
     ),
     command(
-        "survey", "survey", SurveyOptions,
+        "survey", "effect", SurveyOptions,
         "Measure every head over a corpus.",
         "Measure every head on every text of a corpus: the mean over texts, its 95 % confidence interval, and how many "
         "texts count.",

@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from regard.backends.call import Call
 from regard.edits.values import Ablate, Add, Edit, Edits, KnockOut, Patch, Positions, ZeroValues
 from regard.lens.capture import Capture
+from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import ACTIVE
-from regard.lens.findings import merge_paths
 from regard.lens.measures.weights import sources
 from regard.lens.taps.calls import original_path
 from regard.lens.taps.interception import InterceptedCall, Interceptor

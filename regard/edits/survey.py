@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard import tables
 from regard.data.rows import fingerprint, numbered_lines, read_rows
-from regard.files import atomic_file
+from regard.files import atomic_file, opened_run
 from regard.formats import TensorFile, TensorFileError
 from regard.lens.capture import Capture, ModuleRun
 from regard.lens.patterns import NAMES as PATTERNS
@@ -32,7 +32,6 @@ from regard.locale import Lang, translate
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model, eval_mode
 from regard.models.text import TextModel
-from regard.run_directory import opened_run
 from regard.tasks.inputs import check_positive
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]

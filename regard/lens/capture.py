@@ -15,10 +15,9 @@ from regard.lens import display
 from regard.lens import doctor as doctors
 from regard.lens import rollout as flows
 from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
-from regard.lens.doctor import Diagnosis
+from regard.lens.doctor import Diagnosis, merge_paths
 from regard.lens.edit_records import CapturedEdit, Effect, capture_effect
 from regard.lens.files import saving
-from regard.lens.findings import merge_paths
 from regard.lens.patterns import NAMES
 from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, listed, read_layouts
 from regard.lens.view import PER_QUERY, Record, View, view_of

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
+from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import CapturedEdit
-from regard.lens.findings import merge_paths
 from regard.lens.view import PER_QUERY, View, view_of
 from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import pool

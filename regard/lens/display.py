@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.checks import index_among
-from regard.lens.findings import SAID, format_calls
+from regard.lens.doctor import SAID, format_calls
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.patterns import CALLED, Patterns, label, label_rest
 from regard.locale import Lang, check_lang, translate

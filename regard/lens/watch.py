@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from regard.lens import facts
 from regard.lens.assembly import CallStore, RunTracker, StepLink, copied, key_marks
 from regard.lens.capture import Capture, Record
+from regard.lens.doctor import merge_paths
 from regard.lens.edit_records import EditNotes
-from regard.lens.findings import merge_paths
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,20 +23,19 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 from regard.data.rows import fingerprint
-from regard.files import atomic_file
+from regard.files import atomic_file, opened_run
 from regard.models.model import Model
-from regard.run_directory import opened_run
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
+from regard.training.data import row_generator, row_numbers, step_seed
 from regard.training.monitor import MONITOR_LOG, TENSORBOARD, import_tensorboard, monitor
-from regard.training.order import row_generator, row_numbers, step_seed
 from regard.training.parallel import Processes, full_model, wrap
-from regard.training.progress import Progress
 from regard.training.recipes.recipe import Batch, Recipe
 
 __all__ = ["TrainResult", "train"]
 
 LOG, CHECKPOINTS, MODEL = "log.jsonl", "checkpoints", "model"
+QUIET_SECONDS = 10  # between two lines where stderr is not a terminal
 
 
 @dataclass(frozen=True)
@@ -551,3 +551,54 @@ def interruptible(processes: Processes) -> Iterator[Stop]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+# --------------------------------------------------------------------------------------------------- progress on stderr
+
+
+class Progress:
+    """Steps done, loss, learning rate, tokens per second and time left.
+
+    Args:
+        steps: of the whole run.
+        start: steps done before.
+        show: print anything at all.
+    """
+
+    def __init__(self, steps: int, start: int, *, show: bool) -> None:
+        self.steps, self.start, self.show = steps, start, show
+        self.terminal = show and sys.stderr.isatty()
+        self.began = time.perf_counter()
+        self.printed = float("-inf")
+        if show and start:
+            print(f"resumed after step {start}", file=sys.stderr)
+
+    def update(self, step: int, loss: float, rate: float, speed: float) -> None:
+        """Show a step."""
+        now = time.perf_counter()
+        if not self.show or (not self.terminal and step < self.steps and now - self.printed < QUIET_SECONDS):
+            return
+        self.printed = now
+        left = int((now - self.began) / max(step - self.start, 1) * (self.steps - step))
+        hours, minutes = divmod(left // 60, 60)
+        clock = f"{hours}:{minutes:02d}:{left % 60:02d}" if hours else f"{minutes}:{left % 60:02d}"
+        thousands = f"{speed / 1e6:.1f}M" if speed >= 1e6 else f"{speed / 1e3:.1f}k"
+        tokens = thousands if speed >= 1e3 else f"{speed:.0f}"
+        text = f"step {step}/{self.steps}  loss {loss:.4f}  lr {rate:.2e}  {tokens} tok/s  {clock} left"
+        if self.terminal:
+            width = 20
+            done = width * step // self.steps
+            print(f"\r[{'━' * done}{' ' * (width - done)}] {text}\x1b[K", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def note(self, step: int, loss: float) -> None:
+        """Show an evaluation, on a line of its own."""
+        if self.show:
+            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
+            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """End the bar's line."""
+        if self.terminal:
+            print(file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,7 +118,7 @@ def wrap(model: Model, config: TrainConfig, processes: Processes) -> nn.Module:
         parallelize(model, processes.mesh["tensor"])
     if config.recompute:
         for block in blocks:
-            block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
     if config.compile == "reduce-overhead":
         if processes.size > 1:
             raise ValueError("compile='reduce-overhead' trains on one process; compile=True on several")
@@ -138,10 +137,6 @@ def wrap(model: Model, config: TrainConfig, processes: Processes) -> nn.Module:
     return DistributedDataParallel(
         model, device_ids=ids, process_group=processes.mesh.get_group("data"), gradient_as_bucket_view=True
     )
-
-
-def _recomputed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return partial(checkpoint, forward, use_reentrant=False)
 
 
 def full_model(model: Model, processes: Processes) -> Model:

@@ -1296,7 +1296,7 @@ def test_doctor_prints_the_diagnosis_and_ends_with_1_for_errors(run, capsys):
 
 
 def test_doctor_ends_with_0_for_warnings(run, monkeypatch):
-    from regard.lens.findings import Finding
+    from regard.lens.doctor import Finding
 
     capture_file()
     warning = Finding("warning", "left padding", ("layers.0",), (("rows", 1), ("batch", 2)))

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends.call import prepare
-from regard.lens.doctor import CHECKS, Diagnosis, Examination, examine
+from regard.lens.doctor import CHECKS, Diagnosis, Examination, Finding, examine
 from regard.lens.facts import Facts, read
-from regard.lens.findings import Finding
 
 B, H, N, D = 3, 5, 7, 2
 LEAST = torch.finfo(torch.float32).min

@@ -11,7 +11,7 @@ from torch.nn.functional import dropout, softmax
 
 import regard
 from regard.lens.taps import softmax as softmax_taps
-from regard.lens.taps.applied_weights import is_dropout
+from regard.lens.taps.softmax import is_dropout
 
 B, H, NQ, NK, D = 2, 3, 5, 11, 7
 

@@ -7,9 +7,9 @@ import torch
 
 from regard import masks, positions
 from regard.backends.call import prepare
-from regard.lens.files import exact_weights
+from regard.lens.files import records
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing
-from regard.lens.files.exact_weights import pack_weights, unpack_weights
+from regard.lens.files.records import pack_weights, unpack_weights
 from regard.lens.measures.engines import lse_of, measure_in_torch
 from regard.lens.measures.measures import MeasureOptions
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
@@ -177,7 +177,7 @@ def test_bias_by_distance_is_a_table_of_distances():
 
 
 def test_rules_are_asked_a_few_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(exact_weights, "AT_ONCE", 2 * B * NK)
+    monkeypatch.setattr(records, "AT_ONCE", 2 * B * NK)
     asked = []
     mask, bind = masks.causal(offset=[0, 3]), Causal.bind
 
@@ -203,17 +203,17 @@ def test_rule_with_too_many_cells_is_refused_with_what_to_do(monkeypatch, option
             options = {"bias": positions.Shaw(D, 2).bias(torch.randn(B, H, NQ, D), 0.5)}
     weights = remembered(**options)
     cells = (H if "bias" in options else 1) * B * NQ * NK
-    monkeypatch.setattr(exact_weights, limit, cells)
+    monkeypatch.setattr(records, limit, cells)
     pack_weights(weights, "0", Outgoing())
-    monkeypatch.setattr(exact_weights, limit, cells - 1)
+    monkeypatch.setattr(records, limit, cells - 1)
     with pytest.raises(ValueError, match=message) as caught:
         pack_weights(weights, "0", Outgoing())
     assert re.search(rf"{cells:,}.*{cells - 1:,}.*save\(path, overview=True\).*q.*k", str(caught.value))
 
 
 def test_mask_that_came_as_cells_has_no_limit(monkeypatch):
-    monkeypatch.setattr(exact_weights, "MOST_CELLS", 0)
-    monkeypatch.setattr(exact_weights, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(records, "MOST_CELLS", 0)
+    monkeypatch.setattr(records, "MOST_NUMBERS", 0)
     there_and_back(remembered(mask=torch.ones(NQ, NK, dtype=torch.bool), bias=torch.zeros(NQ, NK)))
 
 

@@ -5,7 +5,7 @@ from string import Formatter
 
 import pytest
 
-from regard.lens.findings import FINDINGS, TERMS, WHY, Finding
+from regard.lens.doctor import FINDINGS, TERMS, WHY, Finding
 from regard.lens.patterns import CALLED, KEYS, MEANING
 from regard.locale import catalogue, translate
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.lens.findings import merge_paths, stack_of
+from regard.lens.doctor import merge_paths, stack_of
 
 
 @pytest.mark.parametrize(

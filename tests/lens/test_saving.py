@@ -19,7 +19,7 @@ from regard import masks, positions
 from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
 from regard.lens.facts import Facts, RowCount
-from regard.lens.files import container, exact_weights
+from regard.lens.files import container, records
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
 from regard.lens.files.saving import make_overview
@@ -469,7 +469,7 @@ def test_overview_of_numpy_views_keeps_their_kind():
 
 def test_mask_with_too_many_cells_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     seen = watched(keep="qk")
-    monkeypatch.setattr(exact_weights, "MOST_CELLS", 10)
+    monkeypatch.setattr(records, "MOST_CELLS", 10)
     with pytest.raises(ValueError, match=r"save\(path, overview=True\).*q.*k"):
         seen.save(tmp_path / "run.regard")
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from regard import op
 from regard.lens import assembly, watch
-from regard.lens.taps import applied_weights, calls, installation, softmax
+from regard.lens.taps import calls, installation, softmax
 from regard.lens.taps import functions as function_taps
 from regard.lens.taps.installation import CPU_KERNELS
 
@@ -200,7 +200,7 @@ def test_interruption_while_the_model_runs_leaves_everything_as_it_was(how: str)
     model, x = Attend(how), torch.randn(2, 3, 8)
     sees(model, x)
     before = state(model)
-    ours = (calls, installation, softmax, applied_weights, watch, assembly)
+    ours = (calls, installation, softmax, watch, assembly)
     files = tuple(module.__file__ for module in ours)
 
     def run(trace: Interrupter) -> None:

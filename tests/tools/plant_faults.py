@@ -227,7 +227,7 @@ FAULTS = [
     ),
     Fault(
         "first row skipped",
-        "training/order.py",
+        "training/data.py",
         "np.arange(step * batch_size, (step + 1) * batch_size,",
         "np.arange(step * batch_size + 1, (step + 1) * batch_size + 1,",
         "tests/training/test_order.py",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard import recipes
-from regard.training.order import row_generator
+from regard.training.data import row_generator
 
 
 def by_hand(image: torch.Tensor, recipe: recipes.ImageClassification, random: np.random.Generator) -> torch.Tensor:

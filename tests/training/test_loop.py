@@ -347,7 +347,7 @@ def plain_loop(model, rows_of_steps, config, after_step=lambda step, model: None
 
 
 def rows_of(steps: int, batch_size: int, seed: int) -> list[torch.Tensor]:
-    from regard.training.order import row_numbers
+    from regard.training.data import row_numbers
 
     rows = regard.recipes.CausalLM(length=32).rows([TEXT], tiny(), training=True)
     numbers = [row_numbers(step, batch_size, len(rows), seed)[0] for step in range(steps)]

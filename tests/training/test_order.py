@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.training.order import permute, row_generator, row_numbers, step_seed
+from regard.training.data import permute, row_generator, row_numbers, step_seed
 
 
 @given(size=st.integers(1, 700), key=st.integers(0, 2**50))

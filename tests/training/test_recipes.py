@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard.models.losses import IGNORED
-from regard.training.order import row_generator
+from regard.training.data import row_generator
 from regard.training.recipes import Infilling, MaskedLM, SpanCorruption
 from regard.training.recipes.classification import label_number
 from regard.training.tokenizers import train_bpe

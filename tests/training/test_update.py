@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard.training import loop
-from regard.training.order import row_numbers
+from regard.training.data import row_numbers
 
 TEXT = " ".join(f"word{(n * n) % 17}" for n in range(40))
 LENGTH, ROWS, SEED = 16, 3, 5

@@ -23,7 +23,6 @@ from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.assembly import RunTracker, key_marks
 from regard.lens.facts import read_weights
-from regard.lens.taps.applied_weights import same_numbers
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -45,6 +44,7 @@ from regard.lens.taps.calls import (
     unpack_heads,
 )
 from regard.lens.taps.installation import Taps
+from regard.lens.taps.softmax import same_numbers
 from regard.lens.visibility import summarise_mask
 from regard.masks import causal
 from regard.masks.mask import four_axes
