@@ -99,7 +99,7 @@ def _arguments(call: Call, with_lse: bool, traced: bool) -> tuple[Any, ...]:
     elif traced:
         blocks = _block_mask(mask, nq, nk, device)
     else:
-        blocks = keep(mask, ("flex", nq, nk, device), lambda: _block_mask(mask, nq, nk, device))
+        blocks = _kept_block_mask(mask, nq, nk, device)
     grouped = call.k.shape[1] != call.sizes[1]
     # A bias that is looked up is loaded ahead like keys and values: three loads in flight would not fit into a core.
     tables = call.bias is not None and call.bias.holds_tensors and device.type == "cuda"
@@ -224,6 +224,10 @@ def _cap_score(cap: float) -> Callable[..., Any]:
 
 def _cap_and_add_bias(cap: float, term: IndexRule) -> Callable[..., Any]:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap) + term(b, h, i, j)
+
+
+def _kept_block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
+    return keep(mask, ("flex", nq, nk, device), lambda: _block_mask(mask, nq, nk, device))
 
 
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:

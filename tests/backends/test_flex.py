@@ -12,7 +12,8 @@ import regard
 from regard import backends, masks
 from regard.backends import flex
 from regard.backends.call import Call
-from regard.masks import EMPTY, FULL, PARTIAL, rules
+from regard.masks import EMPTY, FULL, PARTIAL
+from regard.masks import mask as rules
 from regard.testing import assert_rule
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from regard.backends import reference, sparse
 from regard.backends import sparse as tile_batches
 from regard.backends.call import prepare
 from regard.growth import peak_bytes
-from regard.masks import rules, tiles
+from regard.masks import mask as rules
+from regard.masks import tiles
 from regard.testing import assert_rule
 
 B, H, KV, N, D, DV = 2, 6, 2, 211, 5, 3

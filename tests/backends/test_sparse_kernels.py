@@ -19,7 +19,7 @@ import regard
 from regard import masks, positions
 from regard.backends import reference, sparse, sparse_gpu
 from regard.backends.call import Call, prepare
-from regard.masks import rules
+from regard.masks import mask as rules
 from regard.nn.sparse_attention import Repeated
 from regard.testing import MASKS, Case, assert_rule, conform
 
