@@ -230,10 +230,10 @@ def _carry(source: Path, target: Path, leave: set[str]) -> None:
             if entry.name in leave:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                made = not place.exists()
+                is_new = not place.exists()
                 place.mkdir(mode=0o700, exist_ok=True)
                 _carry(source / entry.name, place, set())
-                if made:
+                if is_new:
                     _keep_permissions(place, entry.stat())
             elif not os.path.lexists(place):
                 try:

@@ -100,8 +100,8 @@ class Lesson:
     @cached_property
     def questions(self) -> tuple[Question, ...]:
         """Its questions and exercises."""
-        found = [n for n, cell in enumerate(self.cells) if "question" in cell.tags]
-        return tuple(_question(number, *self.cells[n : n + 3]) for number, n in enumerate(found, 1))
+        places = [n for n, cell in enumerate(self.cells) if "question" in cell.tags]
+        return tuple(_question(number, *self.cells[n : n + 3]) for number, n in enumerate(places, 1))
 
     def before(self, question: Question) -> tuple[Cell, ...]:
         """The code cells that the answer of a question needs, for asking it alone.
@@ -139,16 +139,16 @@ def _names(cell: Cell) -> _Names:
             fixed |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     files = {text for text in strings if re.fullmatch(r"\S+\.[a-z]\w*", text)}
-    read, made = set[str](), set[str]()
+    read, assigned = set[str](), set[str]()
     codes = [compile(tree, cell.text, "exec")]
     for code in codes:  # functions and comprehensions follow the cell itself
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
         for step in dis.get_instructions(code):
             if step.opname == "STORE_NAME" and step.argval not in read:
-                made.add(step.argval)
-            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in made | set(dir(builtins)):
+                assigned.add(step.argval)
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in assigned | set(dir(builtins)):
                 read.add(step.argval)
-    return _Names(frozenset(read | files), frozenset(made), frozenset(read | made | files), frozenset(fixed))
+    return _Names(frozenset(read | files), frozenset(assigned), frozenset(read | assigned | files), frozenset(fixed))
 
 
 def _question(number: int, cell: Cell, answer: Cell, why: Cell) -> Question:
@@ -173,10 +173,10 @@ def lessons(lang: Lang = "en") -> tuple[Lesson, ...]:
 
 def lesson(number: int, lang: Lang = "en") -> Lesson:
     """One lesson. Raises LookupError if there is none of this number."""
-    found = {each.number: each for each in lessons(lang)}
-    if number not in found:
-        raise LookupError(f"there is no lesson {number}; there are {', '.join(map(str, found))}")
-    return found[number]
+    available = {each.number: each for each in lessons(lang)}
+    if number not in available:
+        raise LookupError(f"there is no lesson {number}; there are {', '.join(map(str, available))}")
+    return available[number]
 
 
 def read(path: Path) -> Lesson:

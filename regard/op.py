@@ -411,11 +411,11 @@ def steps(
         TypeError: as `attention`.
         ValueError: as `attention`, and if both or neither of q, k, v and x are given.
     """
-    given = [n for n, a in (("q", q), ("k", k), ("v", v)) if a is not None]
+    passed = [n for n, a in (("q", q), ("k", k), ("v", v)) if a is not None]
     source = [n for n, a in (("x", x), ("w_q", w_q), ("w_k", w_k), ("w_v", w_v)) if a is not None]
-    if (len(given), len(source)) not in ((3, 0), (0, 4)):
+    if (len(passed), len(source)) not in ((3, 0), (0, 4)):
         raise ValueError(
-            f"steps takes q, k and v, or x with w_q, w_k and w_v; got {', '.join(given + source) or 'none'}"
+            f"steps takes q, k and v, or x with w_q, w_k and w_v; got {', '.join(passed + source) or 'none'}"
         )
     if source:
         q, k, v = _project(x, w_q, w_k, w_v, num_heads)

@@ -388,7 +388,7 @@ def look_from(y, x, title):
     centres = region[8::16, 8::16].ravel()  # what the middle of each patch shows
     means = [shown.mass[centres == number].mean() for number in range(4)]
     print("mean weight of a patch   sky {:.5f}   grass {:.5f}   shadow {:.5f}   ball {:.5f}".format(*means))
-    return figures.overlay(shown.boxes, shown.mass, photo, asked=shown.asked, title=title, lang="en")
+    return figures.overlay(shown.boxes, shown.mass, photo, outline=shown.token_box, title=title, lang="en")
 
 
 look_from(190, 150, "Random weights, head 3: what a patch of the shadow looks at")

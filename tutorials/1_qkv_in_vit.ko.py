@@ -390,7 +390,7 @@ def look_from(y, x, title):
     centres = region[8::16, 8::16].ravel()  # 패치의 한가운데가 어디인지
     means = [shown.mass[centres == number].mean() for number in range(4)]
     print("패치 하나의 평균 가중치   하늘 {:.5f}   풀밭 {:.5f}   그림자 {:.5f}   공 {:.5f}".format(*means))
-    return figures.overlay(shown.boxes, shown.mass, photo, asked=shown.asked, title=title, lang="ko")
+    return figures.overlay(shown.boxes, shown.mass, photo, outline=shown.token_box, title=title, lang="ko")
 
 
 look_from(190, 150, "난수 가중치, 헤드 3: 그림자의 패치가 보는 곳")

@@ -259,7 +259,7 @@ figures.overlay(
     boxes,
     looks[sky],
     photo,
-    asked=boxes[sky],
+    outline=boxes[sky],
     title="Where a patch of sky looks: from pixels alone",
     lang="en",
 )

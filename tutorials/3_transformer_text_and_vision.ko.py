@@ -257,7 +257,7 @@ figures.overlay(
     boxes,
     looks[sky],
     photo,
-    asked=boxes[sky],
+    outline=boxes[sky],
     title="하늘 패치가 보는 곳: 픽셀만으로 계산",
     lang="ko",
 )

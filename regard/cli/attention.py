@@ -324,7 +324,7 @@ def backends(options: BackendsOptions) -> None:
     mask = None if options.mask is None else read_mask(options.mask)
     if mask is not None:
         _check_tiles(mask, batch, heads, nq, nk)
-    said = explain(q, k, k, mask=mask, softcap=options.softcap, dropout=options.dropout)
+    explanation = explain(q, k, k, mask=mask, softcap=options.softcap, dropout=options.dropout)
 
     # 2. A row for each backend; a long reason goes on in the row below.
     out = Terminal(options.lang)
@@ -333,7 +333,8 @@ def backends(options: BackendsOptions) -> None:
     out.print()
     yes, no = out.say("yes"), out.say("no")
     rows = [
-        [name, yes if can else no, why + ("  ← auto" if name == said.chosen else "")] for name, can, why in said.rows
+        [name, yes if can else no, why + ("  ← auto" if name == explanation.chosen else "")]
+        for name, can, why in explanation.rows
     ]
     if out.room is not None:
         before = sum(max(width(row[c]) for row in rows) + 2 for c in (0, 1))

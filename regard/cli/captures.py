@@ -193,18 +193,18 @@ def show_module(file: Path, capture: Capture, layer: str, options: LookOptions) 
 
 
 def _show_call(view: View, origin: dict[str, str], tokens: list[list[str]] | None, options: LookOptions) -> None:
-    said = origin | _describe_call(view, options, tokens)
+    description = origin | _describe_call(view, options, tokens)
     head = options.head or 0
     if options.figure is not None:
         from regard.lens.display import view_figure
 
-        drawn = view_figure(view, batch=options.batch or 0, head=head, tokens=said["tokens"], lang=options.lang)
+        drawn = view_figure(view, batch=options.batch or 0, head=head, tokens=description["tokens"], lang=options.lang)
         write_figure(drawn, options.figure)
     if options.json:
-        print_json({**said, "figure": options.figure})
+        print_json({**description, "figure": options.figure})
         return
     out = Terminal(options.lang)
-    _print_call(said, options, out)
+    _print_call(description, options, out)
     if options.figure is not None:
         out.print(out.say("Figure: {path}", path=options.figure), (out.say("   head {head}", head=head), "dim"))
 
@@ -254,17 +254,17 @@ def _describe_call(view: View, options: LookOptions, tokens: list[list[str]] | N
     }
 
 
-def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
-    """What `_describe_call` said: a table of heads, the strongest links, a row."""
+def _print_call(description: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """Print what `_describe_call` returned: a table of heads, the strongest links, a row."""
     from regard.lens.doctor import SAID
     from regard.lens.patterns import CALLED
 
-    sizes, mask, words = said["sizes"], said["mask"], said["tokens"]
+    sizes, mask, words = description["sizes"], description["mask"], description["tokens"]
 
     def named(place: int) -> str:
         return str(place) if words is None or not 0 <= place < len(words) else f"{place} {words[place]}"
 
-    out.print((said["title"], "bold"))
+    out.print((description["title"], "bold"))
     line = out.say(
         "{heads} heads, {queries:,} queries × {keys:,} keys, mask: {mask}",
         heads=sizes["heads"],
@@ -278,7 +278,7 @@ def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> No
     out.print()
 
     titles = ("head", "entropy", "effective keys (1/Σw²)", "most received", "share", "patterns")
-    heads = [line for line in said["heads"] if line["batch"] == (options.batch or 0)]
+    heads = [line for line in description["heads"] if line["batch"] == (options.batch or 0)]
     rows = []
     for line in heads[:MOST_HEADS]:
         entropy, effective, share = (
@@ -295,12 +295,12 @@ def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> No
         out.print((out.say("… {shown} / {heads} heads; --json has all", shown=MOST_HEADS, heads=len(heads)), "dim"))
     out.print()
 
-    if said["links"] is None:
+    if description["links"] is None:
         out.print((out.say("Links need q and k: watch(model, keep='qk')"), "dim"))
     else:
         out.print((out.say("Strongest links"), "bold"))
-        start, rows = said["first_position"], []
-        for link in said["links"]:
+        start, rows = description["first_position"], []
+        for link in description["links"]:
             at = None if start is None or words is None else start + link["query"]
             word = f" {words[at]}" if at is not None and 0 <= at < len(words) else ""
             key, weight = named(link["key"]), tables.number(link["weight"])
@@ -308,8 +308,8 @@ def _print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> No
         headers = [out.say(title) for title in ("head", "query", "key", "weight")]
         out.print(tables.text(headers, rows, right=[0, 3]) if rows else out.say("none"))
 
-    if said["row"] is not None:
-        row, rows = said["row"], []
+    if description["row"] is not None:
+        row, rows = description["row"], []
         out.print()
         out.print((out.say("Query {query}, exact: its strongest keys", query=row["query"]), "bold"))
         for head, weights in zip(row["heads"], row["weights"], strict=True):

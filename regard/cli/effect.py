@@ -386,11 +386,11 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
     result = scan(
         place.run, place.model, metric, over=over, method=method, query=query, progress=sys.stderr.isatty()
     )  # fmt: skip
-    found = result.top(min(top, result.values.numel()))
-    exact = {at: value for at, _, value in result.confirm(len(found))} if method == "gradient" else {}
+    strongest = result.top(min(top, result.values.numel()))
+    exact = {at: value for at, _, value in result.confirm(len(strongest))} if method == "gradient" else {}
     keys = {"heads": ["layer", "head"], "layers": ["layer"], "edges": ["layer", "head", "key"]}[over]
     rows: list[dict[str, Any]] = []
-    for at, value in found:
+    for at, value in strongest:
         row: dict[str, Any] = dict(zip(keys, at, strict=False))
         if result.weights is not None:
             row["weight"] = float(result.weights[at])

@@ -67,18 +67,18 @@ def _described(chosen: Lesson) -> dict[str, Any]:
 
 
 def _list(out: Terminal, options: LearnOptions) -> None:
-    found = lessons(options.lang)
+    available = lessons(options.lang)
     if options.json:
-        print_json([_described(each) for each in found])
+        print_json([_described(each) for each in available])
         return
-    wide = max(width(each.title) for each in found)
-    for each in found:
+    wide = max(width(each.title) for each in available)
+    for each in available:
         count = out.say("{count} questions", count=len(each.questions))
         out.print(
             (f"{each.number}  ", "bold"), (pad(each.title, wide), "bold"), f"  {each.summary}", (f"  {count}", "dim")
         )
     out.print()
-    example = found[0].number
+    example = available[0].number
     out.print(out.say("regard learn {number} starts a lesson; --question N asks one question.", number=example))
 
 

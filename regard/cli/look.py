@@ -267,34 +267,34 @@ def _exact_row(layers: list[Layer], head: int | None, token: int, links: list[di
 
 def show_text(session: Session, options: LookOptions, length: int | None = None) -> None:
     """Print a session of a text, or its JSON, and write the files; `length`: tokens of the text before it was cut."""
-    said = describe_text(session, options)
+    description = describe_text(session, options)
     if options.figure is not None:
         from regard.lens.display import atlas_figure, view_figure
 
         # The title: model, layer and head, and the text.
         place = ""
         if options.layer is not None:
-            values = {"layer": said["layers"][0]["index"], "head": options.head}
+            values = {"layer": description["layers"][0]["index"], "head": options.head}
             text = "layer {layer}" if options.head is None else "layer {layer}, head {head}"
             place = f", {options.say(text, **values)}"
         read = " ".join((session.text or "").split())
         subject = f"{session.model_name}{place}{': ' * bool(read)}{read}"
         if options.layer is None:
-            figure = atlas_figure(session.capture, said["measure"], subject=subject, lang=options.lang)
+            figure = atlas_figure(session.capture, description["measure"], subject=subject, lang=options.lang)
         else:
-            layer, words = session.layers[said["layers"][0]["index"]], list(session.tokens)
+            layer, words = session.layers[description["layers"][0]["index"]], list(session.tokens)
             labels = words if any(words) and layer.view.sizes[3] == len(words) else None
-            asked = None if said["chosen"] is None else said["chosen"][0] - (layer.start or 0)
+            query = None if description["chosen"] is None else description["chosen"][0] - (layer.start or 0)
             figure = view_figure(
-                layer.view, head=options.head, tokens=labels, subject=subject, query=asked, lang=options.lang
+                layer.view, head=options.head, tokens=labels, subject=subject, query=query, lang=options.lang
             )
         write_figure(figure, options.figure)
-    kept = session if options.html is None else replace(session, opening=_opening(session, options, said))
+    kept = session if options.html is None else replace(session, opening=_opening(session, options, description))
     written = write_session(kept, options)
-    tokens, layers = len(session.tokens), said["layers"]
+    tokens, layers = len(session.tokens), description["layers"]
     cut = length is not None and length > tokens
     if options.json:
-        print_json({**said, "cut_from": length if cut else None, **written})
+        print_json({**description, "cut_from": length if cut else None, **written})
         return
     out = Terminal(options.lang)
     sizes = {"tokens": tokens, "layers": len(layers), "heads": sum(layer["heads"] for layer in layers)}
@@ -312,15 +312,15 @@ def show_text(session: Session, options: LookOptions, length: int | None = None)
     if options.model is None and (note := korean_note(session, options.lang)):
         out.print((note, "yellow"))
     out.print()
-    print_sections(said, options, out)
+    print_sections(description, options, out)
     out.name_files(**written)
 
 
-def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
+def _opening(session: Session, options: LookOptions, description: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
     from regard.session.ranking import obstacle, strongest
 
-    (layers, tokens), row, links = _focus(session, options), said["row"], said["links"] or []
+    (layers, tokens), row, links = _focus(session, options), description["row"], description["links"] or []
     link = links[0] if links else None
     if row is not None:
         at = {"layer": row["layer"], "head": row["head"], "query": row["token"]}
@@ -379,34 +379,34 @@ def unknown_words(session: Session, lang: Lang) -> str | None:
     return translate("{count:,} of {tokens:,} tokens are unknown to this model ({sign}): {words}", lang, **values)
 
 
-def print_sections(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
-    """Print what `describe_text` said: the tokens, the links, a row, and the atlas unless one head is looked at."""
-    labels = said["tokens"]
-    _print_tokens(labels, said["chosen"] or [], out)
+def print_sections(description: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """Print what `describe_text` returned: the tokens, the links, a row, and the atlas unless one head is looked at."""
+    labels = description["tokens"]
+    _print_tokens(labels, description["chosen"] or [], out)
     out.print()
-    if said["row"] is None or options.head is None:
-        if said["links"] is None:
+    if description["row"] is None or options.head is None:
+        if description["links"] is None:
             why = {
                 "weights": "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)",
                 "length": "The text is too long to rank all links: name a token or a layer (--token, --layer)",
-            }[said["obstacle"]]
+            }[description["obstacle"]]
             out.print((out.say(why), "dim"))
         else:
             title = "Strongest links of all tokens" if options.all else "Strongest links of words"
             order = ", by weight" if options.all else ", far before near (see --help)"
             out.print((out.say(title), "bold"), (out.say(order), "dim"))
-            _print_links(said["links"], labels, out)
-            _print_why(said, out)
+            _print_links(description["links"], labels, out)
+            _print_why(description, out)
         out.print()
-    if said["row"] is not None:
-        _print_row(said["row"], labels, options.top or LINKS, out)
+    if description["row"] is not None:
+        _print_row(description["row"], labels, options.top or LINKS, out)
         out.print()
-    if said["head"] is not None:
-        out.print(said["head"]["sentence"])
+    if description["head"] is not None:
+        out.print(description["head"]["sentence"])
     else:
-        print_atlas(said, out)
+        print_atlas(description, out)
     out.print()
-    out.print((said["warning"], "italic"))
+    out.print((description["warning"], "italic"))
 
 
 def _print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
@@ -447,17 +447,17 @@ def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) 
         out.print(*parts)
 
 
-def _print_why(said: dict[str, Any], out: Terminal) -> None:
+def _print_why(description: dict[str, Any], out: Terminal) -> None:
     """What "moves" means, or why nothing was measured."""
-    if said["why"] == "measured" and (out.room or PIPE) >= NARROWEST:
+    if description["why"] == "measured" and (out.room or PIPE) >= NARROWEST:
         text = "moves: how far the final vector of the word that looks goes without this link, as a share of its length"
         out.print("  ", (out.say(text), "dim"))
-    elif said["why"] == "cost":
-        runs, tokens = len(said["links"]) + 1, len(said["tokens"])
+    elif description["why"] == "cost":
+        runs, tokens = len(description["links"]) + 1, len(description["tokens"])
         text = "What the links do was not measured: {runs} runs of this model on {tokens:,} tokens; --why measures it"
         out.print("  ", (out.say(text, runs=runs, tokens=tokens), "dim"))
-    elif said["why"] == "model":
-        reason = translate_error(said["why_not"], out.lang)
+    elif description["why"] == "model":
+        reason = translate_error(description["why_not"], out.lang)
         out.print("  ", (out.say("What the links do cannot be measured: {reason}", reason=reason), "dim"))
 
 

@@ -184,7 +184,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
     """
     at = read_place(options.at)
     focus = _focus(session, options, at)
-    said = _describe(session, options, focus)
+    description = _describe(session, options, focus)
     kept = replace(session, images=()) if options.no_photo else session
     if options.html is not None:
         from regard.session.ranking import head_for
@@ -206,10 +206,10 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
     written = write_session(kept, options)
     inside = bool(kept.images) and any(written.values())
     if options.json:
-        print_json({**said, **written, "photo": inside})
+        print_json({**description, **written, "photo": inside})
         return
     out = Terminal(options.lang)
-    _print(session, focus.overlay, said, out)
+    _print(session, focus.overlay, description, out)
     out.name_files(**written)
     if inside:
         out.print((out.say("The photo is inside the written files; --no-photo leaves it out."), "dim"))
@@ -230,9 +230,9 @@ def _enlarged(photo: Photo) -> NDArray[np.uint8]:
     return np.asarray(image.convert("L").resize((wide, high)))
 
 
-def _print(session: Session, overlay: Overlay, said: dict[str, Any], out: Terminal) -> None:
+def _print(session: Session, overlay: Overlay, description: dict[str, Any], out: Terminal) -> None:
     # 1. What the model saw: the image, how it was prepared, the part of it that is left, the patches.
-    image, (high, wide), (top, left, bottom, right) = said["image"], said["pixels"], said["seen"]
+    image, (high, wide), (top, left, bottom, right) = description["image"], description["pixels"], description["seen"]
     family = "" if session.model is None else f" ({session.model.family.title})"
     out.print((session.name + family, "bold"))
     name = image["name"] or out.say("an image that is not in the capture")
@@ -245,36 +245,36 @@ def _print(session: Session, overlay: Overlay, said: dict[str, Any], out: Termin
     seen = out.say(
         "seen: rows {top:g} to {bottom:g}, columns {left:g} to {right:g}, as {high} × {wide} pixels in "
         "{rows} × {columns} patches",
-        high=high, wide=wide, rows=len(said["grid"]), columns=len(said["grid"][0]), **box,
+        high=high, wide=wide, rows=len(description["grid"]), columns=len(description["grid"][0]), **box,
     )  # fmt: skip
-    windows = said["layer"]["windows"]
+    windows = description["layer"]["windows"]
     out.print(seen + (out.say("; {windows} windows here", windows=windows) if windows > 1 else ""))
-    if said["text"]:
-        out.print(out.say("text: {text}", text=said["text"]))
+    if description["text"]:
+        out.print(out.say("text: {text}", text=description["text"]))
     out.print()
 
     # 2. What it looks at.
-    layer, head = said["layer"]["index"], said["head"]
+    layer, head = description["layer"]["index"], description["head"]
     if head is None:
         heads = session.layers[layer].view.sizes[1]
         whose = out.say("layer {layer}, mean of {heads} heads", layer=layer, heads=heads)
     else:
         whose = out.say("layer {layer}, head {head}", layer=layer, head=head)
     out.print((overlay.titles[out.lang].partition(": ")[2], "bold"), (f"   {whose}", "dim"))
-    shares = sorted(said["shares"].items(), key=lambda item: -item[1])
+    shares = sorted(description["shares"].items(), key=lambda item: -item[1])
     named = ", ".join(f"{catalogue(out.lang).get(kind, kind)} {share:.3f}" for kind, share in shares)
     out.print((out.say("total weight: {named}", named=named), "dim"))
     out.print()
-    print_patches(said["grid"], out)
+    print_patches(description["grid"], out)
     out.print()
-    print_strongest(said["strongest"], out)
+    print_strongest(description["strongest"], out)
     out.print()
-    if said["sentence"] is not None:
-        out.print(said["sentence"])
+    if description["sentence"] is not None:
+        out.print(description["sentence"])
     else:
-        print_atlas(said, out)
+        print_atlas(description, out)
     out.print()
-    out.print((said["warning"], "italic"))
+    out.print((description["warning"], "italic"))
 
 
 def print_patches(grid: list[list[float]], out: Terminal) -> None:

@@ -352,20 +352,20 @@ def describe_atlas(session: Session, layers: list[Layer], measure: str | None) -
     }
 
 
-def print_atlas(said: dict[str, Any], out: Terminal) -> None:
+def print_atlas(description: dict[str, Any], out: Terminal) -> None:
     """Print a measure of all heads, layer by layer, and what the letters of their patterns mean.
 
     A head whose weights are NaN is marked !!.
 
     Args:
-        said: "measure", "layers", "atlas" (layers, heads) with None where nothing is known, "patterns" names per head,
-            "rest" the pattern beside the first token per head, or None.
+        description: "measure", "layers", "atlas" (layers, heads) with None where a value is unknown, "patterns" names
+            per head, "rest" the pattern beside the first token per head, or None.
         out: where it is printed.
     """
     from regard.lens.patterns import CALLED
 
     # 1. The scale: 0 to 1 for a pattern, else from the least to the most there is.
-    measure, atlas = said["measure"], said["atlas"]
+    measure, atlas = description["measure"], description["atlas"]
     low, high = 0.0, 1.0
     if measure not in LETTERS and measure != "received_max":
         known = [v for row in atlas for v in row if v is not None and isfinite(v)]
@@ -393,14 +393,14 @@ def print_atlas(said: dict[str, Any], out: Terminal) -> None:
         digit = min(9, int(10 * max(0.0, place)))
         return [" ", (f"{digit}{letter}", shade(max(place, 1e-6)) if out.coloured else "")]
 
-    rows = [out.say("layer {index}", index=layer["index"]) for layer in said["layers"]]
+    rows = [out.say("layer {index}", index=layer["index"]) for layer in description["layers"]]
     label = max(width(name) for name in [*rows, out.say("head")]) + 2
     heads = max(map(len, atlas), default=0)
     block = max(1, ((out.room or PIPE) - label) // CELL)
     for first in range(0, heads, block):
         shown = range(first, min(first + block, heads))
         out.print((pad(out.say("head"), label) + "".join(f"{h:>{CELL}}" for h in shown), "dim"))
-        for name, values, patterns in zip(rows, atlas, said["patterns"], strict=True):
+        for name, values, patterns in zip(rows, atlas, description["patterns"], strict=True):
             parts: list[Part] = [(pad(name, label), "dim")]
             for h in shown:
                 value = values[h] if h < len(values) else None
@@ -411,14 +411,14 @@ def print_atlas(said: dict[str, Any], out: Terminal) -> None:
     # 3. What the letters mean.
     count = Counter(
         names[0] if names else ""
-        for patterns, values in zip(said["patterns"], atlas, strict=True)
+        for patterns, values in zip(description["patterns"], atlas, strict=True)
         for names, value in zip(patterns, values, strict=False)
         if value is None or not isnan(value)
     )
     broken = sum(value is not None and isnan(value) for values in atlas for value in values)
     if broken:
         out.print((f"{out.say('!! weights are NaN: see regard doctor')} ×{broken}", "bold red"))
-    _print_patterns(count, Counter(name for row in said["rest"] for name in row if name), out)
+    _print_patterns(count, Counter(name for row in description["rest"] for name in row if name), out)
 
 
 def _print_patterns(count: Counter[str], rests: Counter[str], out: Terminal) -> None:

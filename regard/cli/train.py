@@ -43,10 +43,10 @@ def train(options: TrainOptions) -> int:
     recipe = RECIPES[options.recipe]
     chosen = recipe_options(recipe, options)
     typed = {field.name: getattr(options, field.name, None) for field in fields(TrainConfig)}
-    given = {name: value for name, value in typed.items() if value is not None}
+    settings = {name: value for name, value in typed.items() if value is not None}
     if options.cuda_graphs:
-        given["compile"] = "reduce-overhead"
-    config = TrainConfig(batch_size=options.batch, **given)
+        settings["compile"] = "reduce-overhead"
+    config = TrainConfig(batch_size=options.batch, **settings)
     for path in (options.data, *([] if options.eval_data is None else [options.eval_data])):
         if not path.exists():
             raise FileNotFoundError(f"there is no data {str(path)!r}")
@@ -95,19 +95,19 @@ def recipe_options(recipe: type[Recipe], options: TrainOptions) -> dict[str, Any
     """The options of this recipe that were given. Raises ValueError for one that it does not have."""
     known = inspect.signature(recipe.for_model).parameters
     values = {name: getattr(options, name) for name in RECIPE_OPTIONS} | {"no_permute": options.no_permute}
-    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    settings = {name: value for name, value in values.items() if value is not None and value is not False}
     names = [name for name in values if name.removeprefix("no_") in known]
     if recipe.task in LABELLED:
         names += ["num_labels", "labels"]
     if recipe.name in TEXTS:
         names += ["vocab_size"]
-    for name in (*given, *(name for name in ("num_labels", "labels", "vocab_size") if getattr(options, name))):
+    for name in (*settings, *(name for name in ("num_labels", "labels", "vocab_size") if getattr(options, name))):
         if name not in names:
             listed = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise ValueError(f"{recipe.name} has no --{name.replace('_', '-')}; it has {listed or 'no options'}")
-    if given.pop("no_permute", False):
-        given["permute"] = False
-    return given
+    if settings.pop("no_permute", False):
+        settings["permute"] = False
+    return settings
 
 
 def open_model(recipe: type[Recipe], options: TrainOptions) -> Model:

@@ -489,11 +489,11 @@ def _unknown(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in known and value is not None}
 
 
-def _transforms(kind: str, given: Mapping[str, Any], where: str, ignore: Iterable[str]) -> ImageTransforms:
+def _transforms(kind: str, values: Mapping[str, Any], where: str, ignore: Iterable[str]) -> ImageTransforms:
     """The steps of a kind with these values over its defaults; null switches a step off, as in transformers."""
     if isinstance(ignore, str):  # whose letters would be taken for keys
         raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r}]")
-    config = ImageConfig(KINDS[kind] | dict(given), where)
+    config = ImageConfig(KINDS[kind] | dict(values), where)
     steps: list[Step] = []
     if kind == "Llava" and config.flag("do_pad"):
         colour = tuple(int(mean * 255) for mean in config.channels("image_mean"))
@@ -515,7 +515,7 @@ def _transforms(kind: str, given: Mapping[str, Any], where: str, ignore: Iterabl
     if kind != "Llava" and config.flag("do_pad"):
         pad = Pad(None if config.values.get("pad_size") is None else config.pair("pad_size"))
     config.check_only("data_format", "channels_first")
-    unknown = {key: value for key, value in _unknown(kind, given).items() if key not in set(ignore)}
+    unknown = {key: value for key, value in _unknown(kind, values).items() if key not in set(ignore)}
     if unknown:
         listed = ", ".join(f"{key} = {value!r:.80}" for key, value in unknown.items())
         raise ValueError(

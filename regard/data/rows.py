@@ -81,7 +81,7 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
         where = str(path)
     else:
         rows, where = list(source), "the data"
-    found = []
+    records = []
     for number, row in enumerate(rows):
         if not isinstance(row, (Mapping, list, tuple)):
             raise ValueError(f"{where}: row {number} must have the columns {', '.join(columns)}; it is {row!r:.80}")
@@ -91,10 +91,10 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{where}: row {number} has no {', '.join(missing)}; it has {', '.join(named) or 'nothing'}"
             )
-        found.append(named)
-    if not found:
+        records.append(named)
+    if not records:
         raise ValueError(f"{where} has no rows")
-    return found
+    return records
 
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -176,7 +176,7 @@ def faithful(
         return sum(falls) / len(falls), sum(rests) / len(rests), next(flips, len(order)) / len(order)
 
     chosen = scores[free].tolist()
-    found = judge([free[n] for n in sorted(range(len(free)), key=lambda n: -chosen[n])])
+    judged = judge([free[n] for n in sorted(range(len(free)), key=lambda n: -chosen[n])])
     rng = random.Random(seed)
     orders = [rng.sample(free, len(free)) for _ in range(controls)]
     drawn = [judge(order) for order in orders]
@@ -188,9 +188,9 @@ def faithful(
 
     parts = list(zip(*drawn, strict=True))
     return Faithfulness(
-        Judgement.of(found[0], parts[0], larger_is_better=True),
-        Judgement.of(found[1], parts[1], larger_is_better=False),
-        Judgement.of(found[2], parts[2], larger_is_better=False),
+        Judgement.of(judged[0], parts[0], larger_is_better=True),
+        Judgement.of(judged[1], parts[1], larger_is_better=False),
+        Judgement.of(judged[2], parts[2], larger_is_better=False),
         agreement(without),
         None if gradient is None else agreement(torch.as_tensor(gradient).detach().double().cpu()[free].tolist()),
     )

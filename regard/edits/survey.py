@@ -508,7 +508,7 @@ class TextCorpus:
 
     def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the texts."""
-        found = ShardValues(len(shard))
+        measured = ShardValues(len(shard))
         for numbers in self.batches(shard):
             length = self.lengths[numbers[0]]
             batch = self.model.tokenizer.batch([self.texts[n] for n in numbers], length=length, truncate=True)
@@ -523,9 +523,9 @@ class TextCorpus:
                     self.model(batch.input_ids)
             where, lines = self.lines
             names = [f"{where} {lines[n]}" for n in numbers]
-            found.add([n - shard.start for n in numbers], names, _runs(seen), measures)
+            measured.add([n - shard.start for n in numbers], names, _runs(seen), measures)
             bar.update(len(numbers))
-        return found.survey(measures)
+        return measured.survey(measures)
 
     def batches(self, shard: range) -> Iterator[list[int]]:
         """The texts of a shard by their length, at most `batch_size` together."""
@@ -553,7 +553,7 @@ class InputCorpus:
 
     def measure(self, shard: range, measures: Sequence[str], bar: ShardProgress) -> Survey:
         """The survey of some of the inputs."""
-        found = ShardValues(0)
+        measured = ShardValues(0)
         for n in shard:
             inputs = self.items[n]
             if not isinstance(inputs, Mapping):
@@ -564,9 +564,9 @@ class InputCorpus:
             with watch(self.model, **_watch_options(measures), tokens=ids) as seen:
                 self.model(**inputs) if self.run is None else self.run(inputs)
             names = [f"input {n}" if rows == 1 else f"input {n}, row {row}" for row in range(rows)]
-            found.add(range(found.texts, found.texts + rows), names, _runs(seen), measures)
+            measured.add(range(measured.texts, measured.texts + rows), names, _runs(seen), measures)
             bar.update(1)
-        return found.survey(measures)
+        return measured.survey(measures)
 
 
 # ------------------------------------------------------------------------------------------------------- texts → values

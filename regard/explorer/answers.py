@@ -523,11 +523,11 @@ def rows_of_token(session: Session, token: int, layer: int = 0, width: int = WID
     layer: the one that counts the query so. Other layers answer for the same token, or the patch at the same place.
     """
     _check_index("layer", layer, len(session.layers), "layers")
-    asked = session.layers[layer]
-    _check_index("token", token, asked.sizes[0], "queries")
+    source = session.layers[layer]
+    _check_index("token", token, source.sizes[0], "queries")
     if not 1 <= width <= BINS:
         raise ValueError(f"width must be 1 to {BINS}, got {width}")
-    places = [place_in(asked, other, token, "queries") for other in session.layers]
+    places = [place_in(source, other, token, "queries") for other in session.layers]
     known = [other for other, place in zip(session.layers, places, strict=True) if place is not None]
     if (count := sum(other.view.sizes[1] * other.sizes[1] for other in known)) > MOST_ROWS:
         raise ValueError(f"{count:,} weights are too many for one answer: at most {MOST_ROWS:,}; `row` has one head's")
@@ -721,7 +721,7 @@ def effects(session: Session, token: int, key: int) -> protocol.EffectsAnswer:
     if (token, key) in session.effects.heads:
         weights, values = session.effects.heads[token, key]
         heads = {"weights": packed(weights), "effects": packed(values), "method": "exact"}
-    links = [found for place, found in sorted(session.effects.links.items()) if place[2:] == (token, key)]
+    links = [link for place, link in sorted(session.effects.links.items()) if place[2:] == (token, key)]
     return {"token": token, "key": key, "links": links, "heads": heads}
 
 

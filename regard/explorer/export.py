@@ -169,7 +169,7 @@ def modules() -> dict[str, str]:
 def styles() -> str:
     """The page's styles, in the order of its links."""
     links = STYLE.findall((PAGE / "index.html").read_text(encoding="utf-8"))
-    files = [found["path"].removeprefix("page/") for link in links if (found := HREF.search(link))]
+    files = [match["path"].removeprefix("page/") for link in links if (match := HREF.search(link))]
     texts = [(PAGE / file).read_text(encoding="utf-8") for file in files]
     assert not any("</style" in text.lower() for text in texts), "a style would end its own <style>"
     return "\n".join(texts)
@@ -266,9 +266,9 @@ def _name(place: Place) -> str:
 
 def _first_head(opening: Opening | None, view: str) -> Place | None:
     """The head that the page shows first."""
-    said = re.fullmatch(r"(?:.*&)?layer=(\d{1,4})&head=(\d{1,4})(?:&.*)?", view)
-    if said is not None:
-        return int(said[1]), int(said[2])
+    match = re.fullmatch(r"(?:.*&)?layer=(\d{1,4})&head=(\d{1,4})(?:&.*)?", view)
+    if match is not None:
+        return int(match[1]), int(match[2])
     return None if opening is None else (opening["layer"], opening["head"])
 
 

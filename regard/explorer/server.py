@@ -504,15 +504,15 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
     @server.get("/api/job/{job}")
     def ask_job(request: Request, job: str) -> JobJSON:
         """How far a job is."""
-        found = state.jobs.get(job)
+        status = state.jobs.get(job)
         line: JobJSON = {
-            "state": found.state,
-            "progress": found.progress,
-            "session": found.session,
-            "error": found.error and translate_error(found.error, error_language(request.scope)),
+            "state": status.state,
+            "progress": status.progress,
+            "session": status.session,
+            "error": status.error and translate_error(status.error, error_language(request.scope)),
         }
-        if found.opening and found.state == "done" and found.model is not None:
-            line["model"] = found.model.id
+        if status.opening and status.state == "done" and status.model is not None:
+            line["model"] = status.model.id
         return line
 
     @server.delete("/api/job/{job}")

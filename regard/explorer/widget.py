@@ -112,22 +112,24 @@ def answer(sessions: list[Session], message: object) -> dict[str, Any]:
     try:
         if not isinstance(message, dict) or not isinstance(message.get("given"), dict):
             raise TypeError(f'a message is {{"id", "session", "ask", "given": {{…}}}}, got {message!r}')
-        question, given = message.get("ask"), dict(message["given"])
+        question, arguments = message.get("ask"), dict(message["given"])
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(f"{question!r} is not a question; there are {', '.join(QUESTIONS)}")
         function, names = QUESTIONS[question]
-        if set(given) != set(names):
-            raise ValueError(f"{question} takes {', '.join(names) or 'nothing'}; got {', '.join(given) or 'nothing'}")
+        if set(arguments) != set(names):
+            raise ValueError(
+                f"{question} takes {', '.join(names) or 'nothing'}; got {', '.join(arguments) or 'nothing'}"
+            )
         for name in {"rows", "cols"} & set(names):
-            if not isinstance(given[name], list) or [type(end) for end in given[name]] != [int, int]:
-                raise TypeError(f"{name} must be [first, end], got {given[name]!r}")
-        if "other" in given:
-            given["other"] = _numbered(sessions, given["other"])
-        found = function(_numbered(sessions, message.get("session")), *(given[name] for name in names))
-        if isinstance(found, Session):
-            sessions.append(found)
-            found = {"session": str(len(sessions))}
-        return {"id": number, "answer": found}
+            if not isinstance(arguments[name], list) or [type(end) for end in arguments[name]] != [int, int]:
+                raise TypeError(f"{name} must be [first, end], got {arguments[name]!r}")
+        if "other" in arguments:
+            arguments["other"] = _numbered(sessions, arguments["other"])
+        result = function(_numbered(sessions, message.get("session")), *(arguments[name] for name in names))
+        if isinstance(result, Session):
+            sessions.append(result)
+            result = {"session": str(len(sessions))}
+        return {"id": number, "answer": result}
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         return {"id": number, "error": str(error.args[0]) if isinstance(error, KeyError) else str(error)}
 
@@ -143,8 +145,8 @@ def _numbered(sessions: list[Session], number: object) -> Session:
 def module() -> str:
     """The page and its styles as one ES module for notebooks, whose default export is {render}."""
     script, name = bundle(modules(), "shell/notebook.js")
-    given = f"{json.dumps(styles())}, {json.dumps(catalogues(), ensure_ascii=False)}"
-    return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {given}) }};"
+    arguments = f"{json.dumps(styles())}, {json.dumps(catalogues(), ensure_ascii=False)}"
+    return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {arguments}) }};"
 
 
 @cache

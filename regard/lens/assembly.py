@@ -306,28 +306,28 @@ class AssembledWeights:
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq)."""
-        found = []
+        weights = []
         for n, wanted in enumerate(torch.split(keys.expand(*self.sizes[:3]), self.counts, -1)):
             local = wanted - self.first[n]
             local = torch.where((wanted >= 0) & (local >= 0) & (local < self.parts[n].sizes[3]), local, -1)
-            found.append(self._pairs(n, local))
-        return torch.cat([f.to(found[0].device) for f in found], -1)
+            weights.append(self._pairs(n, local))
+        return torch.cat([f.to(weights[0].device) for f in weights], -1)
 
     def _pairs(self, n: int, keys: Tensor) -> Tensor:
         """The same of one call; where the batch rows have moved, each asks in the place where it was."""
         rows = self.rows[n]
         if rows is None:
             return self.parts[n].pairs(keys)
-        found = torch.zeros(keys.shape, dtype=torch.float64)
+        weights = torch.zeros(keys.shape, dtype=torch.float64)
         for b, was in enumerate(rows):
             if was < 0:
                 continue
-            asked = keys.new_full((self.parts[n].sizes[0], *keys.shape[1:]), -1)
-            asked[was] = keys[b]
-            mine = self.parts[n].pairs(asked)[was]
-            found = found.to(mine)
-            found[b] = mine
-        return found
+            wanted = keys.new_full((self.parts[n].sizes[0], *keys.shape[1:]), -1)
+            wanted[was] = keys[b]
+            mine = self.parts[n].pairs(wanted)[was]
+            weights = weights.to(mine)
+            weights[b] = mine
+        return weights
 
 
 def values_of_run(parts: Sequence[StoredValues], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor:

@@ -516,12 +516,12 @@ def bad_numbers(case: Examination) -> Iterable[Finding]:
             continue
         record, facts = with_some[0]
         have = {tensor: counts[which] for tensor, counts in facts.bad.items() if counts[which]}
-        came = {tensor: n for tensor, n in have.items() if tensor in INPUTS}
-        listed = ", ".join(f"{tensor} ({n})" for tensor, n in (came or have).items())
+        inputs = {tensor: n for tensor, n in have.items() if tensor in INPUTS}
+        listed = ", ".join(f"{tensor} ({n})" for tensor, n in (inputs or have).items())
         values: dict[str, Value] = {"list": listed, "later": len(with_some) - 1}
-        if not came:
+        if not inputs:
             values["why"] = "empty" if facts.empty_rows.count and name == "nan" else "overflow"
-        yield _of("error", f"{name} {'arrived' if came else 'born'}", record, **values)
+        yield _of("error", f"{name} {'arrived' if inputs else 'born'}", record, **values)
 
 
 def large_logits(case: Examination) -> Iterable[Finding]:

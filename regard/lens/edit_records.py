@@ -125,8 +125,8 @@ def translate_metric(name: str, lang: Lang) -> str:
     """
     for template in METRICS:
         pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template))
-        if found := re.fullmatch(pattern, name):
-            return translate(template, lang, **found.groupdict())
+        if match := re.fullmatch(pattern, name):
+            return translate(template, lang, **match.groupdict())
     return name
 
 

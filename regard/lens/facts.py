@@ -84,19 +84,19 @@ def read(
     lse: Tensor | None = None,
     *,
     kind: str = "self",
-    sight: MaskSummary | None = None,
+    summary: MaskSummary | None = None,
 ) -> Facts:
     """The facts of a call, whose tensors, output (B, H, Nq, Dv) and lse (B, H, Nq) are searched for NaN and infinity.
 
     On a GPU it waits three times at most, four if tiles of a rule must be computed. kind: "self", or "cross", where a
-    query has no place among the keys and so is never padding. sight: `summarise_mask(call, kind)`, if known already.
+    query has no place among the keys and so is never padding. summary: `summarise_mask(call, kind)`, if known already.
     """
     call = call.in_torch()
-    sight = summarise_mask(call, kind) if sight is None else sight
+    summary = summarise_mask(call, kind) if summary is None else summary
     tensors = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
     if isinstance(call.bias, DenseBias):
         tensors["bias"] = dense_cells(call.bias.cells)
-    return _facts(sight, call.sizes, tensors, call.softcap)
+    return _facts(summary, call.sizes, tensors, call.softcap)
 
 
 def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
@@ -110,25 +110,25 @@ def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "
     _, _, nq, nk = shaped.shape
     tensors = {"scores": scores, "weights": weights}
     if scores is None:
-        sight = MaskSummary(nq, nk, shaped.device, DenseMask(shaped.detach() != 0), kind=kind)
+        summary = MaskSummary(nq, nk, shaped.device, DenseMask(shaped.detach() != 0), kind=kind)
     else:
         hiding = scores[..., :nk].detach()
         numbers, start = classify(hiding)
         known: BiasKind | None = "large negative" if numbers == "large negative" else None
-        sight = MaskSummary(nq, nk, shaped.device, None, hiding if numbers in THRESHOLD else None, kind, known, start)
-    return _facts(sight, shaped.shape, tensors)
+        summary = MaskSummary(nq, nk, shaped.device, None, hiding if numbers in THRESHOLD else None, kind, known, start)
+    return _facts(summary, shaped.shape, tensors)
 
 
 def _facts(
-    sight: MaskSummary, sizes: Sequence[int], tensors: Mapping[str, Tensor | None], softcap: float | None = None
+    summary: MaskSummary, sizes: Sequence[int], tensors: Mapping[str, Tensor | None], softcap: float | None = None
 ) -> Facts:
     batch, heads, nq, nk = sizes
-    seen, traced = sight.survey, sight.traced
+    seen, traced = summary.survey, summary.traced
 
     # 1. On the device: counts of rows, and one flag per tensor. NaN shows in aminmax without a tensor of that size.
-    excused = _excused(sight)
+    excused = _excused(summary)
     rows = []  # how many, how many that are not excused, and the first of either, counted over (B, H, Nq)
-    for chosen in (sight.visible == 0, seen.unhidden > 0):
+    for chosen in (summary.visible == 0, seen.unhidden > 0):
         every = chosen.expand(batch, heads, nq)
         counted = every, every & ~excused
         if every.numel():
@@ -138,7 +138,7 @@ def _facts(
             rows.append(torch.zeros(4, dtype=torch.int64, device=every.device))
     numbers = {name: x.detach() for name, x in tensors.items() if x is not None and x.numel()}
     if "lse" in numbers:  # −∞ is right where a row sees nothing
-        numbers["lse"] = torch.where((sight.visible == 0) & (numbers["lse"] == -inf), 0, numbers["lse"])
+        numbers["lse"] = torch.where((summary.visible == 0) & (numbers["lse"] == -inf), 0, numbers["lse"])
     fine = []
     for name, x in numbers.items():
         low, high = torch.aminmax(x)
@@ -169,17 +169,17 @@ def _facts(
     where = sides(padding, outline)
     where = where * batch if len(where) == 1 else where
     offset = outline.offset
-    if sight.causal is not None:
-        own = nk - nq if sight.causal.offset is None else sight.causal.offset
+    if summary.causal is not None:
+        own = nk - nq if summary.causal.offset is None else summary.causal.offset
         offset = own if isinstance(own, int) else None
     return Facts(
         sizes=(batch, heads, nq, nk),
-        mask=_text(sight, outline, where),
+        mask=_text(summary, outline, where),
         unrestricted=outline.name == "all visible",
-        causal=_causality(sight, outline),
-        offset=None if sight.kind == "cross" else offset,
-        bias_kind=sight.bias_kind,
-        bias_from=sight.bias_from,
+        causal=_causality(summary, outline),
+        offset=None if summary.kind == "cross" else offset,
+        bias_kind=summary.bias_kind,
+        bias_from=summary.bias_from,
         empty_rows=row_count(*back[3:7]),
         unhidden_rows=row_count(*back[7:11]),
         sides=where,
@@ -190,20 +190,20 @@ def _facts(
     )
 
 
-def _excused(sight: MaskSummary) -> Tensor:
+def _excused(summary: MaskSummary) -> Tensor:
     """Which queries may see nothing, (B or 1, H or 1, Nq): padding, and those that the mask leaves out."""
-    nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
+    nq, nk, device, traced = summary.nq, summary.nk, summary.device, summary.traced
     rows = torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
-    if sight.kind == "self" and nk:  # queries that are padding themselves; none in a batch row that is nothing else
-        offset = None if sight.causal is None else sight.causal.offset
+    if summary.kind == "self" and nk:  # queries that are padding themselves; none in a batch row that is nothing else
+        offset = None if summary.causal is None else summary.causal.offset
         positions = TileGrid(nq, nk, (1, 1), device).positions(offset)
         if offset is None:  # a causal mask that came as cells has its own
             _, far, choice = traced.numbers.unbind()
             own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2
             positions = positions + torch.where(own, far - (nk - nq), 0)
         padding = at_positions(traced.padding, positions, outside=False)
-        rows = rows | (padding & sight.survey.keys.any(2).any(1).view(-1, 1, 1))
-    for part in conjuncts(sight.mask):
+        rows = rows | (padding & summary.survey.keys.any(2).any(1).view(-1, 1, 1))
+    for part in conjuncts(summary.mask):
         if isinstance(part, Queries):
             rows = rows | ~part.looks(nq, device).unsqueeze(1)
         elif isinstance(other := ~part, Queries):  # ~queries([0]): all but query 0
@@ -211,33 +211,33 @@ def _excused(sight: MaskSummary) -> Tensor:
     return rows
 
 
-def _causality(sight: MaskSummary, outline: Outline) -> Causality:
-    if sight.causal is None:
-        return "one query" if sight.nq == 1 else "in mask" if outline.hides_future else "no"
-    others = [part for part in conjuncts(sight.mask) if part is not sight.causal and holds_cells(part)]
-    if not others and sight.hiding is None:
+def _causality(summary: MaskSummary, outline: Outline) -> Causality:
+    if summary.causal is None:
+        return "one query" if summary.nq == 1 else "in mask" if outline.hides_future else "no"
+    others = [part for part in conjuncts(summary.mask) if part is not summary.causal and holds_cells(part)]
+    if not others and summary.hiding is None:
         return "flag"
-    rest = replace(sight, mask=reduce(and_, others) if others else None)
-    return "both" if rest.traced.outline(sight.nq, sight.nk).hides_future else "flag"
+    rest = replace(summary, mask=reduce(and_, others) if others else None)
+    return "both" if rest.traced.outline(summary.nq, summary.nk).hides_future else "flag"
 
 
-def _text(sight: MaskSummary, outline: Outline, where: Sequence[Side | None]) -> str:
-    mask = sight.mask
+def _text(summary: MaskSummary, outline: Outline, where: Sequence[Side | None]) -> str:
+    mask = summary.mask
     padded = sorted({side for side in where if side is not None})
     padding = f", padding {' and '.join(padded)}" if padded else ""
-    if sight.hiding is None:
+    if summary.hiding is None:
         if mask is None:
             return "none"
         if _says_what_it_is(mask) or (outline.name is None and not holds_cells(mask)):
             if isinstance(mask, Causal) and not isinstance(mask.offset, Tensor):
-                usual = mask.offset in (None, sight.nk - sight.nq)
+                usual = mask.offset in (None, summary.nk - summary.nq)
                 return "causal" if usual else f"causal, offset {mask.offset}"
             text = repr(mask)
             return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
     if outline.name is not None:
         return outline.name + padding
-    batch, heads = sight.survey.counts.shape[:2]
-    return f"dense {batch}×{heads}×{sight.nq}×{sight.nk}{padding}"
+    batch, heads = summary.survey.counts.shape[:2]
+    return f"dense {batch}×{heads}×{summary.nq}×{summary.nk}{padding}"
 
 
 def _says_what_it_is(mask: Mask) -> bool:

@@ -187,7 +187,7 @@ class Overlay:
         mass: (P,) the weight of each patch; exactly 0 outside the token's window.
         cells: (P, 2) row and column of each in the grid of patches.
         tokens: (P, 2) window and index of each.
-        asked: (4,) the box of the token itself; None if it is no patch of this image.
+        token_box: (4,) the box of the token itself; None if it is no patch of this image.
         image_size: height and width of the image.
         image: (height, width) its grey values from 0 to 1, or None.
         quantity: what the numbers are, "weight" or the "score" of `rollout` and `relevance`.
@@ -200,7 +200,7 @@ class Overlay:
     mass: Floats
     cells: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    asked: Floats | None
+    token_box: Floats | None
     image_size: tuple[int, int]
     image: NDArray[np.float32] | None
     quantity: str = "weight"
@@ -232,7 +232,7 @@ class Overlay:
         total = {"quantity": translate(self.quantity, lang), "sums": self._sums(lang)}
         return overlay(
             *(self.boxes, self.mass, self.image_size if self.image is None else self.image),
-            asked=None if self.asked is None or beyond(self.asked, self.image_size) else self.asked,
+            outline=None if self.token_box is None or beyond(self.token_box, self.image_size) else self.token_box,
             note=translate("{quantity} in all: {sums}", lang, **total),
             title=self.titles[lang],
             dark=dark,
@@ -350,7 +350,7 @@ def make_overlay(
         mass=weights[tuple(shown.tokens.T)],
         cells=shown.cells,
         tokens=shown.tokens,
-        asked=None if number is None else asker.boxes[number],
+        token_box=None if number is None else asker.boxes[number],
         image_size=shown.frame.image_size,
         image=None if image is None else read_photograph(image, shown.frame.image_size),
     )

@@ -100,8 +100,8 @@ class _ScoreRows:
     def tile(self, rows: Part, cols: Part) -> Tensor:
         wanted = torch.arange(self.sizes[2])[rows].tolist()
         if other := [i for i in wanted if i not in self._tokens]:
-            asked = ", ".join(map(str, self._tokens[:6])) + (", …" if len(self._tokens) > 6 else "")
-            raise LookupError(f"token {other[0]} was not asked for, but {asked}")
+            listed = ", ".join(map(str, self._tokens[:6])) + (", …" if len(self._tokens) > 6 else "")
+            raise LookupError(f"token {other[0]} was not asked for, but {listed}")
         return self._scores[:, :, [self._tokens.index(i) for i in wanted]][..., cols]
 
     def pairs(self, keys: Tensor) -> Tensor:

@@ -105,13 +105,13 @@ def _layers(holder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def read_projection(w_o: object, heads: int, width: int) -> Tensor:
     """An output projection that a user gives, as (H, Dv, d_model). Raises TypeError or ValueError."""
-    given = w_o
+    layer = w_o
     if isinstance(w_o, nn.Module):  # GPT-2's Conv1D has its weight transposed
         w_o = w_o.weight.mT if isinstance(w_o, nn.Linear) else getattr(w_o, "weight", None)
     if not isinstance(w_o, Tensor):
         raise TypeError(
             f"w_o must be the output projection, an nn.Linear or a tensor (H·Dv, d_model), or False for none; got "
-            f"{type(given).__name__}"
+            f"{type(layer).__name__}"
         )
     weight: Tensor = w_o.detach()
     if weight.ndim == 3 and weight.shape[:2] == (heads, width):

@@ -431,11 +431,11 @@ class View:
         """
         i = index_among("norms", i, self.sizes[2], "queries")
         p = self._exact("norms").tile(slice(i, i + 1), slice(None))[:, :, 0].abs()
-        found = value_norms(self._values("norms"), self._projection(w_o))
-        if found.shape[1] != p.shape[1]:
-            found = found.repeat_interleave(p.shape[1] // found.shape[1], 1)
+        norms = value_norms(self._values("norms"), self._projection(w_o))
+        if norms.shape[1] != p.shape[1]:
+            norms = norms.repeat_interleave(p.shape[1] // norms.shape[1], 1)
         # A hidden key adds nothing, whatever its value: a cache of fixed size has anything behind its end.
-        return self._give(torch.where(p == 0, 0.0, p * found.to(p)))
+        return self._give(torch.where(p == 0, 0.0, p * norms.to(p)))
 
     def gradients(self, i: int) -> Any:
         """∂loss/∂p_ij = ∂loss/∂o_i · v_j of query i: (…, H, Nk), also for keys that are hidden.
@@ -504,9 +504,9 @@ class View:
             raise ValueError("toward needs the output projection: a direction lies behind it; pass w_o=")
         projection = self._projection(w_o)
         assert projection is not None
-        given = {"direction": direction} | ({} if norm is None else {"residual": residual})
+        vectors = {"direction": direction} | ({} if norm is None else {"residual": residual})
         batch, wide = self.sizes[0], projection.shape[-1]
-        for name, x in given.items():
+        for name, x in vectors.items():
             if not isinstance(x, Tensor):
                 hint = ", which went into the norm at query i: its scale is frozen there" if name == "residual" else ""
                 raise TypeError(f"toward needs {name}=, a tensor ({wide},){hint}; got {type(x).__name__}")

@@ -281,7 +281,7 @@ class WatchContext:
         if not (layers.selects(path, number) or layers.selects(place, number)):
             self._link(observed, place, 0, None)  # cross-attention asks what the self-attention before it continued
             return
-        record, weights, sight = _measured(observed, self.options)
+        record, weights, summary = _measured(observed, self.options)
         with _LOCK:
             record.path = place if path in self._numbered else path
             record.n = self._counts[place]
@@ -291,7 +291,7 @@ class WatchContext:
             self.capture.records.append(record)
             self._edits.count_call()
         if record.view is not None and weights is not None:
-            self._keep(record, place, weights, sight, observed)
+            self._keep(record, place, weights, summary, observed)
         awaited, self._awaited.call = getattr(self._awaited, "call", None), None
         if awaited is not None and awaited.path == path and record.view is not None:
             _record_gradient(record.view, awaited.output, self.options.device)
@@ -339,7 +339,7 @@ class WatchContext:
         return self._runs.link(place, n, sizes, observed.kind, marks, offset)
 
     def _keep(
-        self, record: Record, place: str, weights: Weights, sight: MaskSummary | None, observed: ObservedCall
+        self, record: Record, place: str, weights: Weights, summary: MaskSummary | None, observed: ObservedCall
     ) -> None:
         """Keep copies of the weights, or of what computes them, and of the values, as `options.keep` says."""
         view, link, keep, device = record.view, record.link, self.options.keep, self.options.device
@@ -353,11 +353,11 @@ class WatchContext:
             return
         assert isinstance(weights, ComputedWeights)
         assert link is not None
-        assert sight is not None
+        assert summary is not None
         assert observed.call is not None
-        written = link.known + sight.nq  # keys so far; a cache of fixed size has room behind them
-        rest_hidden = written >= sight.nk or not bool(
-            (sight.survey.last >= written).any() | (sight.survey.unhidden > 0).any()
+        written = link.known + summary.nq  # keys so far; a cache of fixed size has room behind them
+        rest_hidden = written >= summary.nk or not bool(
+            (summary.survey.last >= written).any() | (summary.survey.unhidden > 0).any()
         )
         if "qk" in keep:
             view.weights = self._store.keep(place, weights.call, weights.lse, link, rest_hidden)
@@ -383,10 +383,10 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
     record = Record(observed.path, 0, observed.kind, observed.source, observed.kernel, observed.compiled)
     # 1. Measure the weights: computed from q and k, or as the model made them.
     weights: ComputedWeights | StoredWeights
-    sight: MaskSummary | None = None
+    summary: MaskSummary | None = None
     if observed.call is not None and observed.trouble is None:
         call = observed.call
-        sight = summarise_mask(call, observed.kind)
+        summary = summarise_mask(call, observed.kind)
         raised, taken = raise_rows(call)
         lse = engines.exact_lse(raised, None if taken is not None else observed.lse)
         measured, engine = engines.measure(raised, lse, options.measures)
@@ -394,9 +394,9 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         measured["lse"] = lse.to(raised.wide)
         if taken is not None:  # these two are of the scores themselves
             measured |= {name: measured[name] + taken for name in ("lse", "max_logit") if name in measured}
-        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, sight=sight)
+        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, summary=summary)
         weights = ComputedWeights(raised, lse)
-        place = KnownVisibility(sight.visible, sight.padding, sight.offset)
+        place = KnownVisibility(summary.visible, summary.padding, summary.offset)
     elif observed.weights is not None or observed.scores is not None:
         scores, softmax = observed.scores, observed.weights
         if softmax is None:
@@ -438,7 +438,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         parts = (_moved(x, device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(device), place=KnownVisibility(*parts))
     record.view = view
-    return record, weights, sight
+    return record, weights, summary
 
 
 def _head_facts(view: View, output: Tensor | None) -> dict[str, Tensor]:

@@ -110,8 +110,8 @@ def patterns(weights: Any, *, mask: object = None, kind: Kind = "self") -> Patte
     nq, nk = weights.shape[-2:]
     if kind == "self" and nq > nk:
         raise ValueError(f"self-attention has no more queries than keys, got {nq} × {nk}; kind='cross' takes any")
-    given = weights.detach() if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights, dtype=np.float64))
-    heads = given.to(torch.promote_types(given.dtype, torch.float32)).reshape(1, -1, nq, nk)
+    tensor = weights.detach() if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights, dtype=np.float64))
+    heads = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).reshape(1, -1, nq, nk)
     hiding, visible = as_mask(mask, tuple(heads.shape)), torch.full((1, 1, nq), nk)
     if hiding is not None:
         hiding.fit(*heads.shape)

@@ -125,11 +125,11 @@ def _values(text: str, pieces: tuple[str, ...]) -> list[str] | None:
         return None
     values, at, end = [], len(first), len(text) - len(last)
     for piece in pieces[1:-1]:
-        found = text.find(piece, at, end)
-        if found < 0:
+        stop = text.find(piece, at, end)
+        if stop < 0:
             return None
-        values.append(text[at:found])
-        at = found + len(piece)
+        values.append(text[at:stop])
+        at = stop + len(piece)
     return [*values, text[at:end]] if at <= end else None
 
 

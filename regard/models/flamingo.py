@@ -273,10 +273,10 @@ class FlamingoModel(Model):
             raise ValueError(f"{wanted}, got {tuple(pixel_values.shape)}; without images leave out pixel_values=")
         return check_pixels(pixel_values.flatten(0, 1), patches, self).reshape(pixel_values.shape)
 
-    def sees(self, input_ids: Tensor, images: Sequence[int] | None, given: Tensor | None) -> Tensor | None:
+    def sees(self, input_ids: Tensor, images: Sequence[int] | None, mask: Tensor | None) -> Tensor | None:
         """Which images each token sees, (B, N, P). images: B and P of pixel_values, None without any."""
         if images is None:
-            if given is not None:
+            if mask is not None:
                 raise ValueError(
                     "image_attention_mask says which images each token sees, and there are none: give pixel_values, too"
                 )
@@ -292,10 +292,10 @@ class FlamingoModel(Model):
             raise ValueError(
                 f"there are {len(input_ids)} texts, and pixel_values hold images of {batch}: they must be as many"
             )
-        if given is None:
+        if mask is None:
             self._check_placeholders(input_ids, count)
             return last_image(input_ids, count, placeholder=self.placeholder, ends=self.ends)
-        return self.booleans("image_attention_mask", given, (*input_ids.shape, count))
+        return self.booleans("image_attention_mask", mask, (*input_ids.shape, count))
 
     def _check_placeholders(self, input_ids: Tensor, images: int) -> None:
         """Raise ValueError unless the largest number of placeholders in a text is the number of images."""

@@ -204,17 +204,17 @@ class Model(nn.Module):
 
     # ----------------------------------------------------------------------------------------------- checks of inputs
 
-    def check_device(self, name: str, given: Tensor) -> None:
+    def check_device(self, name: str, value: Tensor) -> None:
         """Raise ValueError unless a tensor is where the model is: torch would say so from deep inside a layer."""
-        if given.device != self.device:
+        if value.device != self.device:
             raise ValueError(
-                f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
+                f"the model is on {self.device}, and {name} came on {value.device}: {name}.to(model.device)"
             )
 
-    def check_integers(self, name: str, given: Any, shape: str, hint: str = "") -> None:
+    def check_integers(self, name: str, value: Any, shape: str, hint: str = "") -> None:
         """Raise TypeError unless it is a tensor of integers."""
-        if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
-            got = str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32):
+            got = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{name} must be a torch tensor of int64 or int32, {shape}, got {got}{hint}")
 
     def check(
@@ -270,19 +270,19 @@ class Model(nn.Module):
             raise ValueError(f"{length} positions are asked for, and the model has {most}: ask for fewer new tokens")
         return mask
 
-    def booleans(self, name: str, given: Tensor, shape: Sequence[int]) -> Tensor:
+    def booleans(self, name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
         """A mask of 1/0 or booleans as booleans. Raises ValueError for another dtype or shape."""
-        if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != tuple(shape):
-            got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.shape != tuple(shape):
+            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{name} must be 1/0 or booleans {tuple(shape)}, got {got}")
-        self.check_device(name, given)
-        if given.dtype == torch.bool:
-            return given
-        if may_read(given, training=self.training) and not bool(((given == 0) | (given == 1)).all()):
+        self.check_device(name, value)
+        if value.dtype == torch.bool:
+            return value
+        if may_read(value, training=self.training) and not bool(((value == 0) | (value == 1)).all()):
             raise ValueError(
-                f"{name} must be 1/0 or booleans, got {given.dtype} {int(given.min())} to {int(given.max())}"
+                f"{name} must be 1/0 or booleans, got {value.dtype} {int(value.min())} to {int(value.max())}"
             )
-        return given == 1
+        return value == 1
 
     def _check_positions(self, input_ids: Tensor, position_ids: Tensor, tower: Tower) -> None:
         if tower.embed.positions is None and tower.rotary is None:

@@ -51,12 +51,12 @@ class ModelOutput(OrderedDict[str, Any]):
     encoder_hidden_states: tuple[Tensor, ...] | None
 
     def __init__(self, fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, **named: Any) -> None:
-        given = dict(fields) | named
-        unknown = given.keys() - ORDER.keys()
+        values = dict(fields) | named
+        unknown = values.keys() - ORDER.keys()
         if unknown:
             raise TypeError(f"ModelOutput has no field {', '.join(sorted(unknown))}; it has {', '.join(ORDER)}")
         # accelerate and torch rebuild an output from its items, which must keep their order.
-        super().__init__((name, given[name]) for name in ORDER if given.get(name) is not None)
+        super().__init__((name, values[name]) for name in ORDER if values.get(name) is not None)
 
     def __getattr__(self, name: str) -> Any:
         if name in ORDER:

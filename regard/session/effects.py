@@ -118,8 +118,8 @@ def measure_link(session: Session, link: Link) -> LinkEffectJSON:
     assert again is not None
     metric = moved_metric(session.layers[layer], [token], _vector_name(session, layer, token))
     with eval_mode(model):
-        found = effect(again, model, knock_out(layer, head, token, key), metric)
-    _keep(session, link, found)
+        result = effect(again, model, knock_out(layer, head, token, key), metric)
+    _keep(session, link, result)
     return session.effects.links[link]
 
 
@@ -213,9 +213,9 @@ def _effect(session: Session, link: Link, plain: object) -> float:
     return float(moved_metric(session.layers[link[0]], [link[2]], "").function(output, plain))
 
 
-def _keep(session: Session, link: Link, found: Effect) -> None:
-    session.effects.add(link, found)
-    session.capture.add_effect(found)
+def _keep(session: Session, link: Link, result: Effect) -> None:
+    session.effects.add(link, result)
+    session.capture.add_effect(result)
 
 
 def _vector_name(session: Session, layer: int, token: int) -> str:

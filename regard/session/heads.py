@@ -588,10 +588,10 @@ def link_weights(session: Session, token: int, key: int, layer: int) -> Tensor:
 
     layer: the one that token and key are counted in.
     """
-    asked, most = session.layers[layer], max(one.view.sizes[1] for one in session.layers)
+    source, most = session.layers[layer], max(one.view.sizes[1] for one in session.layers)
     weights = torch.full((len(session.layers), most), float("nan"))
     for other in session.layers:
-        query, to = place_in(asked, other, token, "queries"), place_in(asked, other, key, "keys")
+        query, to = place_in(source, other, token, "queries"), place_in(source, other, key, "keys")
         row = None if query is None or to is None else layer_row(other, query)
         if row is not None:
             window, j = divmod(to or 0, other.view.sizes[3])

@@ -109,16 +109,16 @@ def _labels(session: Session, logits: Tensor, before: Tensor | None) -> Predicte
     assert session.model is not None
     names, problem = session.model.config.labels(len(logits)), session.model.config.get("problem_type")
     ids = _likeliest(logits, before)
-    found = _predicted(logits, before, ids, [names[n] for n in ids.tolist()], None)
+    prediction = _predicted(logits, before, ids, [names[n] for n in ids.tolist()], None)
     if problem == "regression" or len(logits) == 1:
         chances: list[float | None] = [None] * len(ids)
     elif problem == "multi_label_classification":
         chances = list(logits[ids].sigmoid().tolist())
     else:
-        return found
-    for one, chance in zip(found["top"], chances, strict=True):
+        return prediction
+    for one, chance in zip(prediction["top"], chances, strict=True):
         one["probability"] = chance
-    return found | {"lse": None}
+    return prediction | {"lse": None}
 
 
 def _likeliest(logits: Tensor, before: Tensor | None) -> Tensor:

@@ -36,8 +36,8 @@ def sentence(session: Session, layer: int, head: int, numbers: NumbersJSON, lang
         parts.append(translate("A query spreads over {count} effective keys (1/Σw²) on average.", lang, count=count))
     share, first, last = numbers["received_max"], numbers["received_key"], numbers["received_last"]
     sink = session.sinks(layer)[head]
-    said = sink.key if sink is not None else None if measured.names[head] else _first_key(session, layer)
-    if share is None or first is None or last is None or (first == last == said and share >= REST):
+    named_key = sink.key if sink is not None else None if measured.names[head] else _first_key(session, layer)
+    if share is None or first is None or last is None or (first == last == named_key and share >= REST):
         return " ".join(parts)
     amount, word = _percent(share), token_label(session, layer, first)
     key = f"{first} “{word[:64]}”" if word else str(first)

@@ -92,13 +92,13 @@ class Session:
     def effects(self) -> Effects:
         """What was measured of links: what the capture keeps of this kind, and what session/effects.py adds."""
         kept = Effects()
-        for found in self.capture.effects:
-            match [(edit.function, edit.values) for edit in found.edit]:
+        for effect in self.capture.effects:
+            match [(edit.function, edit.values) for edit in effect.edit]:
                 case [("knock_out", {"layer": int(layer), "head": int(head), "queries": int(query), "keys": int(key)})]:
                     link = layer, head, query, key
-                    single = len(found.edit[0].values) == len(link) and found.metric.startswith(MOVED)
-                    if single and found.weight is not None and self._has(link):
-                        kept.add(link, found)
+                    single = len(effect.edit[0].values) == len(link) and effect.metric.startswith(MOVED)
+                    if single and effect.weight is not None and self._has(link):
+                        kept.add(link, effect)
         return kept
 
     def _has(self, link: tuple[int, int, int, int]) -> bool:
@@ -173,16 +173,16 @@ class Effects:
     links: dict[tuple[int, int, int, int], LinkEffectJSON] = field(default_factory=dict)
     heads: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def add(self, link: tuple[int, int, int, int], found: Effect) -> None:
+    def add(self, link: tuple[int, int, int, int], effect: Effect) -> None:
         """Add what was measured of a link: layer, head, query, key."""
-        assert found.weight is not None
+        assert effect.weight is not None
         self.links[link] = {
             "layer": link[0],
             "head": link[1],
-            "weight": found.weight,
-            "effect": found.value,
-            "controls": list(found.controls),
-            "p_value": found.p_value,
+            "weight": effect.weight,
+            "effect": effect.value,
+            "controls": list(effect.controls),
+            "p_value": effect.p_value,
             "method": "exact",
         }
 

@@ -31,18 +31,18 @@ def call_arguments(
     model: Model,
     verb: str,
     names: Sequence[str],
-    given: Sequence[Any],
+    positional: Sequence[Any],
     named: Mapping[str, Any],
     options: Sequence[str] = (),
 ) -> list[Any]:
     """The required arguments of a method (`verb`) that takes others for other kinds of model, in the order of `names`.
 
-    given: positional arguments.  named: all that can come by name, None if they did not.  options: optional ones of
-    this kind of model. Raises TypeError for an argument that is missing, comes twice, or is for another kind of model.
+    positional: as passed.  named: all that can come by name, None if they did not.  options: optional ones of this kind
+    of model. Raises TypeError for an argument that is missing, comes twice, or is for another kind of model.
     """
     by_name = {name: value for name, value in named.items() if value is not None}
-    places = dict(zip(names, given, strict=False))
-    strange = [*(by_name.keys() - {*names, *options}), *map(repr, given[len(names) :])]
+    places = dict(zip(names, positional, strict=False))
+    strange = [*(by_name.keys() - {*names, *options}), *map(repr, positional[len(names) :])]
     if strange:
         may = f" (and may take {', '.join(options)})" if options else ""
         raise TypeError(
@@ -252,8 +252,8 @@ def question_prompt(model: ImagePromptModel, question: str) -> str:
         return question
     if model.kind == "vision-language":
         return f"USER: {token}\n{question} ASSISTANT:"
-    asked = "Instruction: Provide an answer to the question. Use the image to answer.\n"
-    return f"{asked}{token}Question: {question} Answer:"
+    instruction = "Instruction: Provide an answer to the question. Use the image to answer.\n"
+    return f"{instruction}{token}Question: {question} Answer:"
 
 
 def caption_prompt(model: ImagePromptModel, begun: str | None) -> str:
@@ -263,8 +263,8 @@ def caption_prompt(model: ImagePromptModel, begun: str | None) -> str:
         return begun
     if model.kind == "flamingo":
         return token + (begun or "")
-    asked = f"USER: {token}\nWhat's the content of the image? ASSISTANT:"
-    return f"{asked} {begun}" if begun else asked
+    request = f"USER: {token}\nWhat's the content of the image? ASSISTANT:"
+    return f"{request} {begun}" if begun else request
 
 
 def placeholder(model: ImagePromptModel) -> str:

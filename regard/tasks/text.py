@@ -100,10 +100,10 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
     logits = run_model(model, batch).logits
     assert logits is not None
     chances = probabilities(logits[0, places])[:, : tokenizer.size]  # (masks, V); rows beyond are no tokens
-    found = chances.topk(min(top, chances.shape[1]))
+    best = chances.topk(min(top, chances.shape[1]))
     blanks = tuple(
         tuple(Guess(*guess) for guess in zip(tokenizer.tokens(ids), ids.tolist(), values.tolist(), strict=True))
-        for ids, values in zip(found.indices, found.values, strict=True)
+        for ids, values in zip(best.indices, best.values, strict=True)
     )
     filled = batch.input_ids[0].cpu().clone()
     filled[places.cpu()] = torch.tensor([guesses[0].id for guesses in blanks])
@@ -258,9 +258,9 @@ def ranking(
     """
     ranked = values.sort(1, descending=True)
     if len(names) == 1:
-        found = list(zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True))
-        rows = [[labels[n], f"{value:.4f}"] for n, value in found[:most]]
-        more = len(found) - len(rows)
+        shares = list(zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True))
+        rows = [[labels[n], f"{value:.4f}"] for n, value in shares[:most]]
+        more = len(shares) - len(rows)
         return list(headers[1:]), rows + ([[f"… {more} more", ""]] if more else [])
     lines = [shortened(" | ".join(name) if isinstance(name, tuple) else name) for name in names]
     best = zip(lines, ranked.indices[:, 0].tolist(), ranked.values[:, 0].tolist(), strict=True)

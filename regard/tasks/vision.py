@@ -280,10 +280,10 @@ def features(
                 f"for the model's last vectors; got {layer!r}"
             )
         layer %= depth + 1
-    found: dict[int, Features] = {}
+    by_image: dict[int, Features] = {}
     for part in image_batches(model, as_list(images), batch):
-        found |= dict(zip(part.numbers, _features_of(model, tower, part, layer), strict=True))
-    several = [found[n] for n in range(len(found))]
+        by_image |= dict(zip(part.numbers, _features_of(model, tower, part, layer), strict=True))
+    several = [by_image[n] for n in range(len(by_image))]
     return several if is_batch(images) else several[0]
 
 

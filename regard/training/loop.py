@@ -156,8 +156,8 @@ def run_steps(
         main_out = out if processes.main else None
         watching = monitor(model, batch, every=config.monitor_every, out=main_out, tensorboard=writes)
     eval_loss, last_loss, step = None, None, start
-    made = StepBatches(rows, recipe, config, processes)
-    with interruptible(processes) as stop, made_ahead(made, start, processes.device) as batches:
+    step_batches = StepBatches(rows, recipe, config, processes)
+    with interruptible(processes) as stop, made_ahead(step_batches, start, processes.device) as batches:
         for step in range(start + 1, config.steps + 1):
             run.step(step - 1, [to_device(batch, processes.device) for batch in next(batches)])
             if average is not None:
@@ -385,9 +385,12 @@ def made_ahead(batches: StepBatches, start: int, device: torch.device) -> Iterat
         def one_step_ahead() -> Iterator[list[Batch]]:
             future = thread.submit(batches.__getitem__, start)
             for step in steps:
-                made = future.result()
+                micro_batches = future.result()
                 future = thread.submit(batches.__getitem__, step + 1)
-                yield [{name: tensor.pin_memory() if pinned else tensor for name, tensor in b.items()} for b in made]
+                yield [
+                    {name: tensor.pin_memory() if pinned else tensor for name, tensor in b.items()}
+                    for b in micro_batches
+                ]
 
         yield one_step_ahead()
 

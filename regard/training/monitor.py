@@ -208,8 +208,8 @@ class Monitor:
                 path = innermost(sys._getframe(1), known.paths)
                 if path is not None:
                     with measuring():
-                        made = ObservedCall(path=path, source="regard", kernel=backend, call=call, output=output)
-                        seen.try_add(replace(made, kind=known.kinds.get(path, "self")))
+                        observed = ObservedCall(path=path, source="regard", kernel=backend, call=call, output=output)
+                        seen.try_add(replace(observed, kind=known.kinds.get(path, "self")))
 
             observe(report)
             try:

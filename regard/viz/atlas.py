@@ -304,12 +304,12 @@ def atlas_html(
             label = "" if grid.words is None else str(grid.words[n, h])
             number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
             place = translate("layer {layer}, head {head}", lang, layer=name, head=h)
-            said = f"{place}: {number}" + (f", {label}" if label else "")
+            tooltip = f"{place}: {number}" + (f", {label}" if label else "")
             style = f"background:{colors.ALARM}"
             if np.isfinite(value):
                 share = (value - scale.low) / ((scale.high - scale.low) or 1.0)
                 style = colors.shade(kind, colors.level(share)).partition(";")[0]
-            square = f'<span title="{escape(said)}" style="{style}"></span>'
+            square = f'<span title="{escape(tooltip)}" style="{style}"></span>'
             parts.append(square if grid.there[n, h] else "<span></span>")
     style = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
     body = f'<div style="{style};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'

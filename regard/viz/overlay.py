@@ -115,7 +115,7 @@ def overlay(
     weights: Any,
     image: Any,
     *,
-    asked: Any = None,
+    outline: Any = None,
     note: str | None = None,
     title: str | None = None,
     dark: bool = False,
@@ -133,7 +133,7 @@ def overlay(
         boxes: (P, 4) top, left, bottom, right in the image's pixels.
         weights: (P,), from 0 up.
         image: a Pillow image or an array, as `view.overlay` takes it; or its height and width, to draw on bare paper.
-        asked: (4,) a box to outline.
+        outline: (4,) a box to outline.
         note: one more entry of the legend.
         title: above the figure.
         dark: for dark paper.
@@ -151,7 +151,7 @@ def overlay(
         raise ValueError(f"weights must not be negative, got {np.nanmin(weights):.3g}")
     bare = isinstance(image, tuple) and len(image) == 2
     grey = None if bare else read_photograph(image)
-    box = None if asked is None else read_numbers("asked", asked, "(4,)")
+    box = None if outline is None else read_numbers("outline", outline, "(4,)")
     theme, (high, wide) = style.theme, image if grey is None else grey.shape
     longer = max(high, wide)
     inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))

@@ -283,8 +283,8 @@ class Sheet:
 
         self.theme = theme = style.theme
         widths = [sum(_part_width(part) + 0.07 for part in key) + 0.2 for key in keys]
-        asked = max(measure(style.title, TITLE, bold=True), sum(widths))
-        inside = max(room[1], max(widths, default=0.0), min(6.0, asked))
+        wanted = max(measure(style.title, TITLE, bold=True), sum(widths))
+        inside = max(room[1], max(widths, default=0.0), min(6.0, wanted))
         lines = _wrapped(style.title, inside)
         self.top = MARGIN + 0.28 * len(lines) + 0.1 * bool(lines)
         places: list[Pair] = []  # of the legend's entries

@@ -390,8 +390,8 @@ def _span(row: _TextRow, n: int) -> str:
         style += ";" + colors.shade("weight", tenth - 1)
     if n == row.query:
         style += f";outline:2px solid {colors.INK}"
-    said = translate("token {n}: {weight:.3g}", row.lang, n=n, weight=weight)
-    text = f'<span title="{said}" style="{style}">{escape(piece.text)}</span>'
+    tooltip = translate("token {n}: {weight:.3g}", row.lang, n=n, weight=weight)
+    text = f'<span title="{tooltip}" style="{style}">{escape(piece.text)}</span>'
     return f"{' ' * piece.space}{text}{'<br>' * piece.ends}"
 
 

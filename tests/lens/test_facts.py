@@ -422,10 +422,10 @@ def test_facts_of_a_long_call_are_small():
 
 def test_what_was_counted_once_is_not_counted_again(monkeypatch):
     call = call_of(mask=cells(masks.causal()))
-    sight = summarise_mask(call)
-    assert sight.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
+    summary = summarise_mask(call)
+    assert summary.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
     monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted again"))
-    assert read(call, sight=sight).mask == "causal"
+    assert read(call, summary=summary).mask == "causal"
 
 
 def test_numpy_calls_are_read_too():

@@ -183,7 +183,7 @@ def test_without_a_token_it_is_the_mean_of_all_queries():
     np.testing.assert_allclose(seen.weights, mean.ravel(), rtol=1e-12)
     np.testing.assert_allclose(seen.mass, mean[tuple(seen.tokens.T)], rtol=1e-12)
     assert sum(seen.shares.values()) == pytest.approx(1)
-    assert seen.asked is None
+    assert seen.token_box is None
     assert seen.title == "Toy, layer 3, mean of 3 heads: all queries → the image"
 
 
@@ -255,7 +255,7 @@ def test_a_token_is_named_by_index_kind_word_or_place():
     view = looked(Sides.patches(frame, patch=3), words=[[f"w{n}" for n in range(13)]])
     by_index = view.overlay(token=7)
     assert by_index.title.endswith(": patch (1, 2) → the image")
-    assert by_index.asked.tolist() == [6, 12, 12, 18]
+    assert by_index.token_box.tolist() == [6, 12, 12, 18]
     for same in (
         view.overlay(token=-6),
         view.overlay(token=(0, 7)),
@@ -267,7 +267,7 @@ def test_a_token_is_named_by_index_kind_word_or_place():
         assert np.array_equal(same.weights, by_index.weights)
         assert same.title == by_index.title
     assert view.overlay(token="cls").title.endswith(": “w0” (0) → the image")
-    assert view.overlay(token="cls").asked is None
+    assert view.overlay(token="cls").token_box is None
 
 
 def test_a_patch_of_another_picture_is_named_as_such():
@@ -275,9 +275,9 @@ def test_a_patch_of_another_picture_is_named_as_such():
     view = looked(Sides(both, both, (Frame.whole(4, 8), Frame.whole(8, 4))))
     seen = view.overlay(token=5, image_index=0)
     assert seen.title.endswith(": patch (1, 0) of image 1 → image 0")
-    assert seen.asked is None
+    assert seen.token_box is None
     assert view.overlay(token=3).title.endswith(": register 1 → image 0")
-    assert view.overlay(token=5, image_index=1).asked.tolist() == [4, 0, 8, 4]
+    assert view.overlay(token=5, image_index=1).token_box.tolist() == [4, 0, 8, 4]
 
 
 def test_a_latent_has_one_name_among_queries_and_keys():
@@ -500,7 +500,7 @@ def test_a_swin_of_transformers_is_laid_out_in_a_line_per_block():
     for view, (stage, _) in zip(seen, blocks, strict=True):
         shown = view.overlay(at=(9, 13), batch=1)
         side = 4 // (2 - stage)  # pixels of a patch: 2, then 4
-        assert shown.asked.tolist() == [
+        assert shown.token_box.tolist() == [
             9 // side * side,
             13 // side * side,
             9 // side * side + side,

@@ -125,7 +125,7 @@ DRAWN = {
         | {"where", "causal", "dense", "torch", "float"},
     ),
     "overlay": (
-        lambda: figures.overlay(PATCHES, [0.5, np.nan], (4, 12), asked=PATCHES[0], lang="ko"),
+        lambda: figures.overlay(PATCHES, [0.5, np.nan], (4, 12), outline=PATCHES[0], lang="ko"),
         {"가중치", "선택한 패치", "NaN 또는 무한대", "빗금: 모델에 들어가지 않은 부분"},
         {"NaN"},
     ),

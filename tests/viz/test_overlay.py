@@ -56,8 +56,8 @@ def test_broken_weights_are_red_and_told():
     assert "NaN or infinite" in words(figure)
 
 
-def test_the_asked_patch_is_outlined_beside_its_own_colour():
-    figure = figures.overlay(HALVES, [0.2, 0.3], (40, 60), asked=[0, 30, 40, 60], note="weight in all: patch 0.5")
+def test_the_patch_of_the_token_is_outlined_beside_its_own_colour():
+    figure = figures.overlay(HALVES, [0.2, 0.3], (40, 60), outline=[0, 30, 40, 60], note="weight in all: patch 0.5")
     frames = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle)]
     halo, line = frames[1:3]  # the first is the picture's own
     assert to_hex(line.get_edgecolor()) == LIGHT.query
@@ -81,7 +81,7 @@ def test_a_thread_of_a_picture_is_still_seen():
         ({"boxes": [1, 2]}, ValueError, r"boxes.*4.*\(2,\)"),
         ({"weights": [0.5, -0.25]}, ValueError, r"weights.*-0\.25"),
         ({"weights": "no"}, TypeError, "weights"),
-        ({"asked": [[0, 0, 1, 1]]}, ValueError, r"asked.*\(4,\).*\(1, 4\)"),
+        ({"outline": [[0, 0, 1, 1]]}, ValueError, r"outline.*\(4,\).*\(1, 4\)"),
         ({"image": np.zeros((3, 3, 2))}, ValueError, r"image.*\(3, 3, 2\)"),
         ({"image": "cat.png"}, TypeError, r"image.*str.*PIL.Image.open"),
     ],

@@ -229,7 +229,7 @@ class Outgoing:
             begin = held.untyped_storage().data_ptr(), held.storage_offset(), held.device
             memory = *begin, held.dtype, held.stride(), others
         count = held.shape[GROWING] if memory else 0
-        found, size, order = self._by_memory.get(memory or (), ("", -1, []))
+        reference, size, order = self._by_memory.get(memory or (), ("", -1, []))
         if count > size:
             # The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are.
             wide, strides = [axis for axis, n in enumerate(held.shape) if n > 1], held.stride()
@@ -241,10 +241,10 @@ class Outgoing:
                 self._by_content[content], self.tensors[name] = name, laid_out
                 if memory is not None:  # the memory stays ours, and so does its address
                     self._by_memory[memory] = name, count, order
-            found, size = self._by_content[content], count
+            reference, size = self._by_content[content], count
         more: dict[str, Any] = {} if order == list(range(held.ndim)) else {"order": order}
         more |= {"first": count} if count < size else {}
-        return {"name": found, **more} if more else found
+        return {"name": reference, **more} if more else reference
 
 
 class Incoming:

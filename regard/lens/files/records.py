@@ -431,10 +431,10 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
     if isinstance(value, dict) and value.get("kind") == "given":
         kinds = {"kind": str, "weights": str | dict, "scores": REFERENCE}
         _, weights, scores = fields(value, where, kinds).values()
-        given = StoredWeights(tensors.take(weights, f"weights of {where}", sizes))
+        stored = StoredWeights(tensors.take(weights, f"weights of {where}", sizes))
         if scores is not None:  # a sink's column may be last
-            given.scores = tensors.take(scores, f"scores of {where}", (*sizes[:3], (nk, nk + 1)))
-        return given
+            stored.scores = tensors.take(scores, f"scores of {where}", (*sizes[:3], (nk, nk + 1)))
+        return stored
     kind, q, k, lse, sinks, mask, bias, scale, softcap, dropout = fields(value, where, REMEMBERED).values()
     if kind != "remembered":
         raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")

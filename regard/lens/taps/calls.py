@@ -176,7 +176,7 @@ def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
     return q.ndim == k.ndim == 4 and any(
         1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
         and q.shape[1] == k.shape[1]
-        and caller.given[:2] == (q.shape[0], 1)
+        and caller.input_shape[:2] == (q.shape[0], 1)
         for caller in callers
     )
 
@@ -344,7 +344,7 @@ class Caller:
     kind: Kind
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
-    given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
+    input_shape: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
     calls: dict[WatchedModel, int] | None = None  # that this run of compiled code has made so far
 
 
@@ -438,9 +438,9 @@ def _walk(frame: FrameType | None, through: type[nn.Module] | tuple[()]) -> Iter
             if module is not None and not isinstance(module, through):
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
-                kind, given = _kind(frame, module, path), _first_shape(frame)
+                kind, shape = _kind(frame, module, path), _first_shape(frame)
                 calls = (entry or frame).f_locals.setdefault(CALLS, {}) if compiled or scripted else None
-                yield Caller(watch, module, path, kind, calls is not None, inside_op, given, calls)
+                yield Caller(watch, module, path, kind, calls is not None, inside_op, shape, calls)
         inside_op = inside_op or code is _OP
         name = str(frame.f_globals.get("__name__", ""))
         if compiled and entry is None and (name, code.co_name) == ENTRY:

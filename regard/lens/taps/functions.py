@@ -169,7 +169,7 @@ class _Untouchable:
 class FunctionCall:
     """One call of a function."""
 
-    given: dict[str, Any]  # declared arguments by name
+    arguments: dict[str, Any]  # declared arguments by name
     extra: dict[str, Any]  # keyword arguments beyond them
     out: Any
     kernel: KernelResult | None  # of the kernel that ran inside it
@@ -189,33 +189,35 @@ class FunctionCall:
 Reader = Callable[[FunctionCall], ObservedCall]
 
 
-def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
+def read_flex(call: FunctionCall, *, compiled: bool) -> ObservedCall:
     """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`. The compiled kernel goes by blocks."""
-    given = made.given | made.extra
-    output = _first(made.out)
-    if given.get("score_mod") is not None:
+    arguments = call.arguments | call.extra
+    output = _first(call.out)
+    if arguments.get("score_mod") is not None:
         trouble = (
             "score_mod is a function of the score, and cannot be taken apart into scale, softcap and bias; "
             "what block_mask can say, and a scale, are read"
         )
-        lse = flex_lse(made.out)
+        lse = flex_lse(call.out)
         return ObservedCall(source="flex", kernel="flex_attention", output=output, lse=lse, trouble=trouble)
-    batch, heads = given["query"].shape[:2]
-    mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
-    make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
-    return observed("flex", "flex_attention", make, output, flex_lse(made.out))
+    batch, heads = arguments["query"].shape[:2]
+    mask = flex_mask(arguments.get("block_mask"), batch, heads, compiled=compiled)
+    make = partial(
+        read_call, arguments["query"], arguments["key"], arguments["value"], mask=mask, scale=arguments.get("scale")
+    )
+    return observed("flex", "flex_attention", make, output, flex_lse(call.out))
 
 
-def read_hugging_face(made: FunctionCall) -> ObservedCall:
+def read_hugging_face(call: FunctionCall) -> ObservedCall:
     """`flex_attention_forward(module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)`.
 
     What it adds to the scores is known here by name, where FlexAttention itself is given a function of them.
     """
-    given = made.given
-    q, k, v, sinks = given["query"], given["key"], given["value"], given.get("s_aux")
+    arguments = call.arguments
+    q, k, v, sinks = arguments["query"], arguments["key"], arguments["value"], arguments.get("s_aux")
 
     def make() -> Call:
-        mask, cells = None, given.get("attention_mask")
+        mask, cells = None, arguments.get("attention_mask")
         if isinstance(cells, Tensor):
             cells = cells[:, :1, :, : k.shape[-2]].to(q.dtype)  # the first head's, added: booleans too
         elif cells is not None:
@@ -225,30 +227,30 @@ def read_hugging_face(made: FunctionCall) -> ObservedCall:
             k,
             v,
             cells=cells,
-            bias=given.get("position_bias"),
+            bias=arguments.get("position_bias"),
             mask=mask,
-            scale=given.get("scaling"),
-            softcap=given.get("softcap"),
+            scale=arguments.get("scaling"),
+            softcap=arguments.get("softcap"),
             sinks=None if sinks is None else sinks.reshape(-1),
         )
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
-    lse = made.kernel.lse if made.kernel is not None and sinks is None else None
-    return observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
+    lse = call.kernel.lse if call.kernel is not None and sinks is None else None
+    return observed("flex", "flex_attention", make, _first(call.out).transpose(1, 2), lse)
 
 
-def read_flash(made: FunctionCall) -> ObservedCall:
+def read_flash(call: FunctionCall) -> ObservedCall:
     """`flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, …)`.
 
     Its layout is (B, N, H, D); causal and window are lower-right.
     """
-    given = made.given | made.extra
-    q, k, v = (given[name].transpose(1, 2) for name in ("q", "k", "v"))
-    output = _first(made.out).transpose(1, 2)
-    if given.get("alibi_slopes") is not None:
+    arguments = call.arguments | call.extra
+    q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
+    output = _first(call.out).transpose(1, 2)
+    if arguments.get("alibi_slopes") is not None:
         trouble = "alibi_slopes of flash_attn are not read yet"
         return ObservedCall(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
-    is_causal, (before, after) = bool(given.get("causal")), given.get("window_size", (-1, -1))
+    is_causal, (before, after) = bool(arguments.get("causal")), arguments.get("window_size", (-1, -1))
     mask: Mask | None = None  # -1 is no limit; causal hides what comes after, whatever the window says
     if before >= 0 or (after >= 0 and not is_causal):
         mask = window(before if before >= 0 else UNLIMITED, 0 if is_causal else after if after >= 0 else UNLIMITED)
@@ -260,11 +262,11 @@ def read_flash(made: FunctionCall) -> ObservedCall:
         k,
         v,
         mask=mask,
-        scale=given.get("softmax_scale"),
-        softcap=given.get("softcap") or None,
-        dropout=given.get("dropout_p", 0.0),
+        scale=arguments.get("softmax_scale"),
+        softcap=arguments.get("softcap") or None,
+        dropout=arguments.get("dropout_p", 0.0),
     )
-    lse = made.out[1] if isinstance(made.out, tuple) else None
+    lse = call.out[1] if isinstance(call.out, tuple) else None
     return observed("flash_attn", "flash_attn_func", make, output, lse)
 
 
@@ -390,15 +392,15 @@ def _state() -> tuple[int, ...] | None:
 def _targets() -> list[tuple[Function, Callable[[bool], Reader]]]:
     """The functions to record, each with what makes its reader: is it the compiled form?"""
     flex, theirs, flash = (vars(sys.modules[n]) if n in sys.modules else {} for n in (FLEX, HUGGING_FACE, "flash_attn"))
-    found: list[tuple[Any, Callable[[bool], Reader]]] = [
+    readers: list[tuple[Any, Callable[[bool], Reader]]] = [
         (flex.get("flex_attention"), lambda compiled: partial(read_flex, compiled=compiled)),
         (theirs.get("compile_friendly_flex_attention"), lambda _: partial(read_flex, compiled=True)),
         (theirs.get("flex_attention_forward"), lambda _: read_hugging_face),
     ]
     named = {name: value for name, value in flash.items() if name.startswith("flash_attn_") and callable(value)}
-    found += [(value, partial(lambda name, _: reader_of_flash(name), name)) for name, value in named.items()]
+    readers += [(value, partial(lambda name, _: reader_of_flash(name), name)) for name, value in named.items()]
     # Where they are already recorded, the recorder stands under the name.
-    return [(_recorders.get(function, function), reader) for function, reader in found if function is not None]
+    return [(_recorders.get(function, function), reader) for function, reader in readers if function is not None]
 
 
 def _holders(model: nn.Module, among: set[str] | None) -> Iterator[tuple[Holder, str]]:
@@ -469,16 +471,16 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
         if HERE.inside:
             HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
             return out
-        made = FunctionCall.of(inner, args, kwargs, out, kernel)
+        call = FunctionCall.of(inner, args, kwargs, out, kernel)
         editing = [caller for caller in callers if caller.watch.on_function is not None]
         if not editing:
-            deliver(callers, lambda: reader(made))
+            deliver(callers, lambda: reader(call))
             return out
         with measuring():
-            observed = reader(made)
+            observed = reader(call)
         for caller in editing:
             assert caller.watch.on_function is not None
-            observed, out = caller.watch.on_function(caller, observed, made.given, out)
+            observed, out = caller.watch.on_function(caller, observed, call.arguments, out)
         deliver(callers, lambda: observed)
         return out
 

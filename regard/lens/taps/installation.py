@@ -93,10 +93,10 @@ class FusedTap:
         return (out[0], empty, *out[2:])
 
     def _observed(self, callers: list[Caller], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
-        given = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
-        given |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
-        q, k, v = (given[name] for name in ("query", "key", "value"))
-        cells = given.get("attn_mask", given.get("attn_bias"))
+        arguments = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
+        arguments |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
+        q, k, v = (arguments[name] for name in ("query", "key", "value"))
+        cells = arguments.get("attn_mask", arguments.get("attn_bias"))
         output, lse = four_axes(out[0].detach()), self._lse(args, out)
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
@@ -104,8 +104,10 @@ class FusedTap:
         if has_packed_heads(callers, q, k):
             q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
             lse = None if lse is None else unpack_heads(lse)
-        mask = order if given["is_causal"] else None
-        read = partial(read_call, q, k, v, cells=cells, mask=mask, scale=given["scale"], dropout=given["dropout_p"])
+        mask = order if arguments["is_causal"] else None
+        read = partial(
+            read_call, q, k, v, cells=cells, mask=mask, scale=arguments["scale"], dropout=arguments["dropout_p"]
+        )
         return functions.observed("sdpa", self.name, read, output, lse)
 
     def _lse(self, args: tuple[Any, ...], out: Any) -> Tensor | None:

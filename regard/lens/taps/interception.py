@@ -221,7 +221,7 @@ class Interceptor:
         return None if changed is None else (changed[1], intercepted.edited_weights)
 
     def _on_function(
-        self, caller: Caller, observed: ObservedCall, given: dict[str, Any], out: Any
+        self, caller: Caller, observed: ObservedCall, arguments: dict[str, Any], out: Any
     ) -> tuple[ObservedCall, Any]:
         """Called by the recorders of FlexAttention and flash_attn, before the call is reported."""
         if observed.call is None or observed.output is None:
@@ -231,9 +231,11 @@ class Interceptor:
             self.reasons[caller.path] = f"calls of {observed.source} are read, but cannot be changed yet"
             return observed, out
         first = out[0] if isinstance(out, tuple) else out
-        turned = "attention_mask" in given and "scaling" in given  # Hugging Face's function returns (B, N, H, D)
+        turned = (
+            "attention_mask" in arguments and "scaling" in arguments
+        )  # Hugging Face's function returns (B, N, H, D)
         output = first.transpose(1, 2) if turned else first
-        q, k, v = (four_axes(given[name]) for name in ("query", "key", "value"))
+        q, k, v = (four_axes(arguments[name]) for name in ("query", "key", "value"))
         call = replace(observed.call, q=q, k=k, v=v)
         changed = self.on_kernel(caller, "flex", call, output)
         if changed is None:
@@ -280,8 +282,10 @@ def _remove(watch: WatchedModel) -> None:
 
 
 def _intercepting(callers: list[Caller]) -> list[tuple[Interceptor, Caller]]:
-    found = [(_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors]
-    return sorted(found, key=lambda one: one[0].reads)
+    interceptors = [
+        (_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors
+    ]
+    return sorted(interceptors, key=lambda one: one[0].reads)
 
 
 class SdpaInterception:
@@ -307,15 +311,15 @@ class SdpaInterception:
         kernel, HERE.kernel = HERE.kernel or KernelResult(SDPA, None), None
         # 2. As a call of ours.
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        q, k, v = (given[name] for name in names[:3])
-        cells, output, lse = given.get("attn_mask"), four_axes(out), kernel.lse
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        q, k, v = (arguments[name] for name in names[:3])
+        cells, output, lse = arguments.get("attn_mask"), four_axes(out), kernel.lse
         if has_packed_heads(callers, q, k):
             q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
             lse = None if lse is None else unpack_heads(lse)
         call = read_call(
-            q, k, v, cells=cells, mask=causal(offset=0) if given.get("is_causal") else None, detach=False,
-            scale=given.get("scale"), dropout=given.get("dropout_p", 0.0),
+            q, k, v, cells=cells, mask=causal(offset=0) if arguments.get("is_causal") else None, detach=False,
+            scale=arguments.get("scale"), dropout=arguments.get("dropout_p", 0.0),
         )  # fmt: skip
         lse = None if lse is None else trusted_lse(lse, detached(call))
         # 3. Replace and report.

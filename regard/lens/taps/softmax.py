@@ -109,14 +109,14 @@ class _Candidate:
     def takes(self, operand: Tensor, flat: bool) -> _Product | None:
         """Can these be the weights on their way to the values? Then the product that made their scores."""
         count, rows, columns = _matrices(operand)
-        made = [p for p in self.products if p.matrices[2] == columns]
+        candidates = [p for p in self.products if p.matrices[2] == columns]
         if _fits(self.scores, (count, rows, columns), flat):
-            found = next((p for p in made if (count > 1) == (p.matrices[0] > 1)), None)
-            if found is not None:
-                return found
+            match = next((p for p in candidates if (count > 1) == (p.matrices[0] > 1)), None)
+            if match is not None:
+                return match
         # Heads may have been mixed to another number of heads.
         mixed = not flat and self.scores.ndim > 2 and rows == self.scores.shape[-2] and count % max(1, self.batch) == 0
-        return next((p for p in made if not p.flat), None) if mixed and not is_parameter(operand) else None
+        return next((p for p in candidates if not p.flat), None) if mixed and not is_parameter(operand) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +272,9 @@ def _drop(candidate: _Candidate) -> None:
 def _products_before(callers: list[Caller], scores: Tensor) -> list[_Product]:
     """The latest products that may have made some scores, as they are or transposed."""
     products = []
-    for whose, made in _HERE.products:
-        count, rows, columns = made.matrices
-        for product in (made, _Product((count, columns, rows), made.inner, None, made.flat)):
+    for whose, earlier in _HERE.products:
+        count, rows, columns = earlier.matrices
+        for product in (earlier, _Product((count, columns, rows), earlier.inner, None, earlier.flat)):
             if _related(whose, callers) and _fits(scores, product.matrices, product.flat):
                 products.append(product)
     return products
@@ -364,9 +364,9 @@ def _compare(
         return use(weights, edited=False, certain=True, output=out if in_order else None)
 
     # 2. In memory of its own: a copy, or dropped out.
-    given = einsum_operand(frame, which)
-    if given is not None and given.shape == weights.shape:
-        views = [given]
+    whole = einsum_operand(frame, which)
+    if whole is not None and whole.shape == weights.shape:
+        views = [whole]
     original = weights if intact else None
     if not intact and candidate.scores_intact:
         original = candidate.scores.detach().softmax(-1, dtype=weights.dtype)[..., :columns]
@@ -417,17 +417,17 @@ def _list_unconfirmed(callers: list[Caller], scores: Tensor, products: list[_Pro
 
 
 def _observed(use: _Use) -> ObservedCall:
-    candidate, made = use.candidate, use.weights
+    candidate, applied = use.candidate, use.weights
     heads, batch = candidate.heads, candidate.batch
-    if made is not None and use.edited:
-        heads = prod(made.shape[:-2]) // max(1, batch)
+    if applied is not None and use.edited:
+        heads = prod(applied.shape[:-2]) // max(1, batch)
     scores = candidate.scores.detach()
     known = candidate.scores_intact and heads == candidate.heads
     scores_seen = None
     if known:
         with suppress(RuntimeError):  # where only a copy would have these axes
             scores_seen = scores.view(-1, heads, *scores.shape[-2:])
-    weights = None if made is None else made.reshape(-1, heads, *made.shape[-2:])
+    weights = None if applied is None else applied.reshape(-1, heads, *applied.shape[-2:])
     trouble = None
     if scores_seen is None and weights is None:
         trouble = "neither scores nor weights were left to read when they met the values"
@@ -460,7 +460,7 @@ def _heads(caller: Caller, lead: list[int], nq: int) -> int:
     count = lead[0]
     if named and count % named == 0:
         return named
-    first, second, *_ = *caller.given, 0, 0
+    first, second, *_ = *caller.input_shape, 0, 0
     transposed = first == nq != second and second and count % second == 0  # (N, B, …), as in nn.MultiheadAttention
     batch = second if transposed else first
     if batch == count:  # a part of an attention module, which gets (B·H, N, D) from it
@@ -606,5 +606,5 @@ def einsum_operand(frame: FrameType, which: int) -> Tensor | None:
     if len(summed) != 1:
         return None
     at = term.index(summed[0])
-    given: Tensor = operands[which]
-    return given.detach().movedim(at - len(term) if "." in term[:at] else at, -1)
+    operand: Tensor = operands[which]
+    return operand.detach().movedim(at - len(term) if "." in term[:at] else at, -1)

@@ -53,9 +53,9 @@ def _tower(side: str, last: int, gated: bool) -> Names:
 
 def _feed_forward(config: Config) -> tuple[str, bool]:
     """The activation, and whether it gates: feed_forward_proj says both, and newer keys overrule it."""
-    said = config.str("feed_forward_proj", "relu")
-    function = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
-    return config.str("dense_act_fn", function), config.bool("is_gated_act", said.startswith("gated-"))
+    name = config.str("feed_forward_proj", "relu")
+    function = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    return config.str("dense_act_fn", function), config.bool("is_gated_act", name.startswith("gated-"))
 
 
 def tower(config: Config, layers: int, *, decoder: bool) -> Tower:
@@ -101,8 +101,8 @@ def settle(config: Config, stored: Collection[str]) -> Config:
     if "lm_head.weight" not in stored or not any(name.endswith(TABLES) for name in stored):
         return config
     scaled = config.bool("scale_decoder_outputs", config.tie_word_embeddings())
-    said = {"tie_word_embeddings": False, "scale_decoder_outputs": scaled}
-    return Config(config.values | said, config.where)
+    values = {"tie_word_embeddings": False, "scale_decoder_outputs": scaled}
+    return Config(config.values | values, config.where)
 
 
 def build(config: Config, task: str) -> Model:
