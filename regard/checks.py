@@ -167,7 +167,7 @@ def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:
         raise TypeError(f"{name} is on the meta device, where tensors have shapes and no numbers; give it on another")
 
 
-def followed() -> bool:
+def is_tracing() -> bool:
     """Whether operations are being traced, so that a tensor made now may be a fake one and must not be kept."""
     if torch.compiler.is_compiling():
         return True

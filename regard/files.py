@@ -190,7 +190,7 @@ def _check_exchange(target: Path, inside: bool) -> None:
     """Raise OSError for a directory whose name or inode somebody depends on."""
     try:
         here = Path(os.getcwd())
-    except FileNotFoundError:  # somebody removed it
+    except FileNotFoundError:  # it was removed
         here = None
     why = None
     if inside:
@@ -465,7 +465,7 @@ def _named_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # ours, or one that names all it knows
+        if error.errno is None:  # ours, or one whose message is complete
             raise
         why = f"cannot write {what}: {error.strerror}; what was there before is untouched"
         raise OSError(error.errno, why, os.fspath(path)) from error

@@ -228,7 +228,7 @@ REFUSAL = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a file says of one tensor.
+    """The name, shape and dtype of one tensor in a file.
 
     >>> Entry("scale", (2, 3), torch.float16, Path("model.safetensors")).nbytes
     12
@@ -366,7 +366,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def header_entries(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """What a header says of each tensor, in the order of the data: wide ones first, so that all are aligned."""
+    """The header's entry of each tensor, in the order of the data: wide dtypes first, so that all are aligned."""
     entries, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
         begin, end = end, end + tensor.nbytes

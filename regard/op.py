@@ -111,7 +111,7 @@ def attention(
     chosen = choose(call, backend)
     if place is not None and (launch := prepare_launch(call, chosen, place)) is not None:
         return launch(q, k, v, mask, bias)
-    # 3. Compute, and tell those who edit or observe.
+    # 3. Compute, and call the editors and observers.
     with as_given(call.device):
         out = _empty(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
     if call.numpy and isinstance(out, Tensor):

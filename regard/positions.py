@@ -277,7 +277,7 @@ class T5(nn.Module):
     Args:
         num_heads: H.
         buckets: of distances.
-        max_distance: the farthest distance that is told apart.
+        max_distance: the largest distance with a term of its own.
         bidirectional: half of the buckets for keys behind, half for keys ahead; if not, keys ahead are in bucket 0
             and are meant to be masked.
 

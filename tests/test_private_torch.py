@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import regard
 from regard import devices, masks
-from regard.checks import followed, untraced
+from regard.checks import is_tracing, untraced
 from regard.testing import assert_rule
 from regard.training.loop import multiply
 
@@ -106,9 +106,9 @@ def test_untraced_functions_stay_untraced(monkeypatch, compiler):
 
 
 def test_unknown_dispatch_modes_keep_nothing(monkeypatch):
-    assert not followed()
+    assert not is_tracing()
     monkeypatch.delattr(torch._C, "_len_torch_dispatch_stack")
-    assert followed()
+    assert is_tracing()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its CPU kernel

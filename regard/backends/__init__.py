@@ -64,7 +64,7 @@ def load(name: str) -> ModuleType:
 
 
 def choose(call: Call, name: str = "auto") -> ModuleType:
-    """The backend for a call: the named one, or with "auto" the fastest that can do exactly this.
+    """The backend for a call: the named one, or with "auto" the fastest that supports the call.
 
     Raises ValueError if the name is unknown, or if the named backend cannot do the call (with its reason).
     """
@@ -133,7 +133,7 @@ def _cells(call: Call) -> int:
 
 @untraced("whether a mask is sparse is read from its tiles; a named backend reads nothing")
 def _share(call: Call) -> float:
-    """The share of all cells that lie in visible tiles; 1 where the tensors have no values to tell."""
+    """The share of all cells that lie in visible tiles; 1 if the tensors have no values to read."""
     if not call.numpy and not has_numbers(call.q):
         return 1.0
     return visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu")).share
@@ -193,7 +193,7 @@ def place_of_launch(q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: Any) ->
 
 
 def _plain_form(cells: Any, device: torch.device) -> tuple[torch.Size, torch.dtype] | None:
-    """What a plain dense tensor on the device must be alike in to be read in the same way."""
+    """The properties in which two plain dense tensors must agree to be read in the same way."""
     if type(cells) is not Tensor or cells.layout is not torch.strided or cells.is_nested or cells.device != device:
         return None
     return cells.shape, cells.dtype

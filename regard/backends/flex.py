@@ -92,7 +92,7 @@ def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _arguments(call: Call, with_lse: bool, traced: bool) -> tuple[Any, ...]:
-    """What the kernel gets beside q, k and v."""
+    """The kernel's arguments after q, k and v."""
     mask, (_, _, nq, nk), device = call.mask, call.sizes, call.q.device
     if mask is None:
         blocks = None

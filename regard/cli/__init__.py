@@ -25,7 +25,7 @@ __all__ = ["main"]
 INSTALL = "pip install 'regard[cli]'"
 WRONG_INPUT, MISSING_PART, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 """Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
-`regard diff` found a difference, `regard verify` a bug. 141 is what a shell says of who wrote to a closed pipe."""
+`regard diff` found a difference, `regard verify` a bug. 141 is a shell's code for a write to a closed pipe."""
 
 SPACED = {"WHAT", "TEXT", "SPEC", "QUESTION", "PROMPT"}  # arguments that may contain a space
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _warnings_in(lang):
             code = _answer(typed, lang)
-        sys.stdout.flush()  # here, where a closed pipe is still told from an error
+        sys.stdout.flush()  # here, where a closed pipe and an error can still be distinguished
         return code
     except KeyboardInterrupt:
         return INTERRUPTED

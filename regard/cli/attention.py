@@ -68,7 +68,7 @@ def steps(options: StepsOptions) -> int:
     check_output(options.figure, "--figure", FIGURE_SUFFIXES)
     arrays, origin = _step_arrays(options)
     computed = _compute_steps(arrays, options)
-    pick(computed.weights, options.batch, options.head)  # an index out of range is told before anything is printed
+    pick(computed.weights, options.batch, options.head)  # an index out of range is reported before anything is printed
     if options.figure is not None:
         write_figure(figures.steps(computed, batch=options.batch, head=options.head), options.figure)
     report = check(computed.weights)

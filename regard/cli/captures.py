@@ -210,7 +210,7 @@ def _show_call(view: View, origin: dict[str, str], tokens: list[list[str]] | Non
 
 
 def _describe_call(view: View, options: LookOptions, tokens: list[list[str]] | None) -> dict[str, Any]:
-    """What is said of a view with axes (B, H, …), in values that JSON holds. tokens: labels per batch row."""
+    """A view with axes (B, H, …) in values that JSON holds. tokens: labels per batch row."""
     from regard.lens.display import describe_heads, strongest_links
 
     batch, heads, nq, nk = view.sizes

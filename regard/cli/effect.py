@@ -270,7 +270,7 @@ def predicted_position(place: Place) -> int:
 
 
 def word_id(word: str, place: Place) -> int:
-    """The token that a word is, with a space before it or without; the one that fits the end of the text wins."""
+    """The token of a word, with or without a space before it; the one that fits the end of the text wins."""
     tokenizer = place.model.tokenizer
     spellings = [f" {word}", word]
     if (place.session.text or "")[-1:].isspace():
@@ -438,7 +438,7 @@ def _without_nan(values: Any) -> Any:
 
 
 def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, Any]:
-    """What every JSON answer has."""
+    """The fields that every JSON answer has."""
     return {
         "version": VERSION,
         "name": place.session.name,

@@ -1,4 +1,4 @@
-"""What the commands read: texts, images, arrays and models, named by what was typed."""
+"""Inputs of the commands: texts, images, arrays and models, as they are typed."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[in
 
 
 def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
-    """What is said of a session, in values that JSON holds."""
+    """The tokens, links, rows and heads of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
     from regard.session.effects import LinkEffects, measure_links
     from regard.session.ranking import obstacle, strongest

@@ -78,7 +78,7 @@ class _Reader:
     def build(self, node: ast.AST, make: Callable[..., Mask], arguments: list[Any], named: dict[str, Any]) -> Mask:
         try:
             mask = make(*arguments, **named)
-            _ = mask.leading  # parts that disagree on batch or heads are told here, not where they are drawn
+            _ = mask.leading  # parts that disagree on batch or heads are reported here, not where they are drawn
             return mask
         # RuntimeError, OverflowError: what torch says of a list that is no tensor, or of one that memory cannot hold.
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""What the commands write: lines on the terminal with their width, colours and language, JSON, and files."""
+"""Outputs of the commands: lines on the terminal with their width, colours and language, JSON, and files."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def caption(options: CaptionOptions) -> None:
 
     model = open_model(options.model, "caption", ["image-to-text", "image-text-to-text"], options)
     config, prompt = _generation_config(options, model), options.prompt
-    # A prompt with the image's place in it is all that the model is told, and no part of the caption.
+    # A prompt that holds the image's placeholder is the whole prompt, and no part of the caption.
     whole = isinstance(model, (VisionLanguageModel, FlamingoModel)) and placeholder(model) in (prompt or "")
     begun = "" if whole or prompt is None else prompt
     outputs = _gather(

@@ -1,1 +1,1 @@
-"""Tokenizers and images: what users have, as tensors."""
+"""Tokenizers, images, and rows of text files."""

@@ -39,7 +39,7 @@ class Exactly:
 
     @property
     def phrase(self) -> str:
-        """What is done, with its fields in braces."""
+        """The step in words, its fields in braces."""
         return "resize to {height} × {width} ({filter})"
 
 
@@ -70,7 +70,7 @@ class ShorterSide:
 
     @property
     def phrase(self) -> str:
-        """What is done, with its fields in braces."""
+        """The step in words, its fields in braces."""
         if self.longest is None:
             return "resize the shorter side to {side} ({filter})"
         return "resize the shorter side to {side} (the longer one to {longest} at most) ({filter})"
@@ -90,7 +90,7 @@ class Within:
 
     @property
     def phrase(self) -> str:
-        """What is done, with its fields in braces."""
+        """The step in words, its fields in braces."""
         return "resize to fit into {height} × {width} ({filter})"
 
 
@@ -201,7 +201,7 @@ class Normalize:
 
     @cached_property
     def table(self) -> NDArray[np.float32]:
-        """What each of the 256 values becomes, in each colour: (3, 256)."""
+        """The new value of each of the 256 values, by colour: (3, 256)."""
         values = np.tile(np.arange(256, dtype=np.float64), (3, 1))
         # float32 but for the scaling, as in transformers
         table = (values if self.scale is None else values * self.scale).astype(np.float32)
@@ -327,7 +327,7 @@ class ImageBatch:
 
 @dataclass(frozen=True, repr=False)
 class ImageProcessor:
-    """What a checkpoint does to images before the model sees them.
+    """A checkpoint's preprocessing of images.
 
     Args:
         kind: a key of KINDS.

@@ -1,4 +1,4 @@
-"""Images as users have them: files, bytes, arrays, opened upright in RGB with bounded size."""
+"""Opening images: files, bytes and arrays, upright, in RGB, with bounded size."""
 
 from __future__ import annotations
 

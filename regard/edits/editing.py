@@ -584,7 +584,7 @@ class _Edges(Mask):
 
 @dataclass(frozen=True)
 class _Assumed:
-    """Where a module of `add` was taken to stand: `count` positions from `first` on."""
+    """The positions assumed for a module of `add`: `count` from `first` on."""
 
     edit: Add
     first: int
@@ -593,7 +593,7 @@ class _Assumed:
 
 
 class _TextPosition(threading.local):
-    """Where the modules of `add` stand in the text, told by the self-attention of the same pass through the model.
+    """The text position of the modules of `add`, known from the self-attention of the same pass.
 
     A module behind an attention stands where that one does. One in front of it, as an embedding, or one that returns
     another number of positions, is taken to stand at the next position or at 0; the attention after it must agree.

@@ -1,4 +1,4 @@
-"""Metrics: what of a model's answer an edit is measured by.
+"""Metrics of a model's answer, by which edits are measured.
 
 A metric is a function of the model's output that returns a number; `regard.effect` takes any such function. Those here
 have names that results print.

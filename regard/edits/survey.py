@@ -98,7 +98,7 @@ def survey(
     Raises:
         ValueError: an unknown measure, no texts, a text that is empty or too long, or a model that reads no texts.
         TypeError: texts or model of the wrong kind.
-        LookupError: no attention was seen, or no layer knows the measure.
+        LookupError: no attention was seen, or no layer has the measure.
         FloatingPointError: a measure is NaN or infinite.
         FileNotFoundError: there is no such file.
         FileExistsError: `out` holds another run, or files that are no run.

@@ -37,14 +37,14 @@ MOST_WAITING = 8
 LONGEST_PLACE = 1024  # characters of a directory or hub id
 MOST_BYTES = 64 << 20  # of the images that wait
 MOST_REMEMBERED = 64  # jobs that ended
-UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
+UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed, and a new job may replace it
 
 State = Literal["loading", "reading", "measuring", "done", "failed", "cancelled"]
 ENDED = ("done", "failed", "cancelled")
 
 
 class SessionShelf:
-    """Sessions by id: "1", "2", …, each used once. Those that were not asked for longest go first."""
+    """Sessions by id: "1", "2", …, each used once. The least recently used are dropped first."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
@@ -134,7 +134,7 @@ class ModelShelf:
         )
 
     def propose(self, where: str) -> OfferedModel:
-        """A model that somebody asks for by directory or hub id: one that is offered already, or one to `add`.
+        """The model of a directory or hub id: one that is offered already, or one to `add`.
 
         Raises ValueError for what is neither a directory with a config.json nor an id.
         """
@@ -175,7 +175,7 @@ class ModelShelf:
 
     @contextmanager
     def using(self, offered: OfferedModel, progress: Callable[[int, int], None]) -> Iterator[Model]:
-        """A model to oneself: `watch` would see the calls of others too.
+        """Exclusive use of a model: `watch` would also see the calls of other threads.
 
         progress: called after each tensor that is loaded. Raises as `regard.load` does.
         """
@@ -200,7 +200,7 @@ class ModelShelf:
 
 
 def resolved(where: str) -> str:
-    """What tells whether two names are one model: the real path of a directory, or the id."""
+    """The identity of a model's name: the real path of a directory, or the id."""
     place = os.path.expanduser(where)
     return os.path.realpath(place) if os.path.isdir(place) else where
 

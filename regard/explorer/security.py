@@ -133,7 +133,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers: dict[str, str] = {}  # one that came twice is joined with a comma, which is nobody's Host or Origin
+        headers: dict[str, str] = {}  # one that came twice is joined with a comma, which matches no Host or Origin
         for key, value in scope["headers"]:
             name, text = key.decode("latin-1").lower(), value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
@@ -270,7 +270,7 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where it is one too many, or where the head of a request does not come."""
+    """A connection that is closed if there are too many, or if the head of a request does not arrive."""
 
     _deadline: asyncio.TimerHandle | None = None
     _received = False
@@ -286,7 +286,7 @@ class Connection(H11Protocol):
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
 
     def data_received(self, data: bytes) -> None:
-        """Refuse it where it is one too many; else hand it on, and wait for what is missing of a head."""
+        """Refuse a connection beyond the limit; else pass the data on, and wait for the rest of a head."""
         self._received = True
         if self._refused:
             return
@@ -327,7 +327,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _refuse(self, refused: RefusedError) -> None:
-        """Answer, and hang up once the client has: one that still sends would lose the answer to a reset."""
+        """Answer, and close once the client has: closing earlier would reset the connection and lose the answer."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True

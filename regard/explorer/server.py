@@ -143,7 +143,7 @@ class StartedJSON(TypedDict):
 
 
 class OpenedJSON(TypedDict):
-    """A session that was made."""
+    """A new session."""
 
     session: str
 
@@ -178,7 +178,7 @@ class ErrorJSON(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """What the routes share."""
+    """The state that the routes share."""
 
     sessions: SessionShelf
     models: ModelShelf
@@ -194,7 +194,7 @@ class ServerState:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """The model of a session to itself. A request that waits for it holds a thread of the server."""
+        """Exclusive use of a session's model. A request that waits for it holds a thread of the server."""
         if not self.waiting.acquire(blocking=False):
             raise BusyError("the model is reading a text, and others wait for it too: try again once it has read")
         try:
@@ -299,7 +299,7 @@ def _add_errors(server: FastAPI) -> None:
 
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
-        return reply(request, 400, "the body is incomplete")  # nobody reads it, but no traceback is printed either
+        return reply(request, 400, "the body is incomplete")  # the client is gone; this avoids a traceback
 
 
 def _add_questions(server: FastAPI, state: ServerState) -> None:

@@ -1,1 +1,1 @@
-"""The lens: what attention weights say, for any PyTorch model."""
+"""The lens: attention weights of any PyTorch model, measured, compared and stored."""

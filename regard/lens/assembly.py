@@ -102,7 +102,7 @@ def read_beams(beams: object) -> list[list[int]]:
 
 
 def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
-    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them."""
+    """The links between calls, derived from their sizes (B, H, Nq, Nk) alone."""
     runs = RunTracker()
     return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
 
@@ -118,7 +118,7 @@ def key_marks(k: Tensor, num_heads: int) -> Tensor:
 
 
 def matrix_marks(right: Tensor) -> Tensor | None:
-    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers."""
+    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for other dtypes."""
     if not right.dtype.is_floating_point or right.element_size() not in BITS:
         return None
     return right.detach().view(BITS[right.element_size()]).sum(1, dtype=torch.int64)
@@ -137,7 +137,7 @@ class _LatestCall:
 
 
 class _Pass:
-    """One way of a batch through the layers of a model; what is said by batch sizes, for parts of it may differ."""
+    """One forward pass of a model; kept by batch sizes, which may differ between its parts."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
@@ -182,7 +182,7 @@ class RunTracker:
         """Which earlier call the call n of a module continues, by its sizes and by `key_marks` of its keys.
 
         `offset` says where query 0 of the call stands; called only where a run begins with more keys than queries, or
-        where a cache of fixed size comes into sight.
+        where a cache of fixed size first appears.
         """
         thread = threading.get_ident()
         now = self._passes.get(thread)
@@ -564,6 +564,6 @@ class CallStore:
 def copied(x: Tensor, device: torch.device | None) -> Tensor:
     """A copy on a device, or where the tensor is, without memory that it does not use."""
     # Always a copy: inside torch's dispatcher, where calls are caught, tensors do not say how often they were
-    # written to, so nobody can tell whether the model still writes to this one.
+    # written to, so it is unknown whether the model still writes to this one.
     copy = x.detach().clone() if device in (None, x.device) else x.to(device)
     return copy.contiguous() if copy.untyped_storage().nbytes() > copy.nbytes else copy

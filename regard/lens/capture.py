@@ -381,7 +381,7 @@ class Capture:
             batch: which batch row; default the mean of all.
 
         Raises:
-            LookupError: if no layer knows the measure.
+            LookupError: if no layer has the measure.
             IndexError: if there is no such batch row.
 
         Example:
@@ -396,7 +396,7 @@ class Capture:
         return display.stack_rows(rows, max(r.view.sizes[1] for r in self.records if r.view is not None))
 
     def atlas_rows(self, measure: str = "entropy", batch: int | None = None) -> list[Tensor | None]:
-        """The rows of the atlas, (heads,) each; None for a run that does not know the measure. Raises as `atlas`."""
+        """The rows of the atlas, (heads,) each; None for a run without the measure. Raises as `atlas`."""
         self._require_calls()
         runs, rows, problems = self.runs(), list[Tensor | None](), list[LookupError]()
         for run in runs:

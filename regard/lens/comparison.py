@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether attention was the same. Another kernel alone makes no difference: it says how, not what."""
+        """Whether attention was the same. A different kernel alone is not a difference."""
         return not (self.only_a or self.only_b or self.changes or any(u.what != "kernel" for u in self.unlike))
 
     @property

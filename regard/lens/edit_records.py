@@ -260,7 +260,7 @@ def unpack_edit(value: object, where: str) -> CapturedEdit:
 
 
 def _is_value(value: object) -> bool:
-    """Whether `_plain` makes it."""
+    """Whether `_plain` can return this value."""
     match value:
         case None | bool():
             return True
@@ -292,7 +292,7 @@ def _is_text(text: str) -> bool:
 
 def pack_effect(effect: Effect) -> dict[str, Any]:
     """The JSON of an effect."""
-    effect = capture_effect(effect)  # `capture.effects` is a list: somebody may have appended a live one
+    effect = capture_effect(effect)  # `capture.effects` is a list, to which a caller may have appended one
     packed: dict[str, Any] = {name: getattr(effect, name) for name in EFFECT}
     return packed | {"edit": [pack_edit(edit) for edit in effect.edit], "controls": list(effect.controls)}
 

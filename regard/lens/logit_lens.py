@@ -67,7 +67,7 @@ def logit_lens(
     layers: str | Sequence[str] | None = None,
     words: Callable[[int], str] | None = None,
 ) -> LogitLens:
-    """The tokens that the residual stream after each block stands for, by the model's own norm and head.
+    """The residual stream after each block, read as tokens by the model's own norm and head.
 
     The state after a block takes the place of the last block's output, and the model itself goes on from there: final
     norm, head, and whatever else it does to its logits. So the last layer shows the model's own prediction. The model

@@ -368,7 +368,7 @@ class WatchContext:
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method without a hold on its watch: one that is let go leaves nothing installed."""
+    """A method that holds its watch weakly, so that a dropped watch leaves nothing installed."""
     mine = WeakMethod(method)
 
     def call(*args: Any) -> Any:

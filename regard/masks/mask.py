@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.checks import Number, followed, number, numbers
+from regard.checks import Number, is_tracing, number, numbers
 
 IndexRule = Callable[[Any, Any, Any, Any], Any]
 """A bound rule: f(b, h, i, j) on broadcasting integer index tensors."""
@@ -155,7 +155,7 @@ def keep(rule: Rule, key: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
     Kept with the rule if that holds tensors, and freed with it; else in a table for equal rules, oldest removed first.
     key: hashable values: the owner's name, then what the result depends on.  make: returns anything but None.
     """
-    if followed():
+    if is_tracing():
         return make()
     kept, place = (rule.kept, key) if rule.holds_tensors else (_KEPT, (rule, *key))
     result = kept.get(place)  # one lookup: another thread may remove it at any time

@@ -554,7 +554,7 @@ def empty(family: Family, config: Config, task: str) -> Model:
     try:
         with _MetaShapes():
             model = family.build(config, task)
-    except ValueError as error:  # of a layer, which knows neither the file nor its keys
+    except ValueError as error:  # of a layer, whose message names neither the file nor its keys
         raise ValueError(config.explain(error)) from None
     except RuntimeError as error:  # torch counts bytes in 64 bits
         raise ValueError(f"{config.where} asks for sizes that no tensor can have: {error}") from None

@@ -283,7 +283,7 @@ class FlamingoModel(Model):
             try:
                 placeholder = None if torch.compiler.is_compiling() else self.placeholder
             except (ImportError, OSError, ValueError):
-                placeholder = None  # without a tokenizer nobody can tell which id it is, and texts alone need none
+                placeholder = None  # its id is unknown without a tokenizer, and texts alone need none
             if placeholder is not None:
                 self._check_placeholders(input_ids, 0)
             return None

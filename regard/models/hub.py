@@ -55,8 +55,8 @@ def download(name: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except errors.GatedRepoError as error:
-        ask = f"ask for it at https://huggingface.co/{name}, then log in with: hf auth login"
-        raise PermissionError(f"the owners of {of} give it only to those who ask; {ask}") from error
+        ask = f"ask for access at https://huggingface.co/{name}, then log in with: hf auth login"
+        raise PermissionError(f"{of} is gated; {ask}") from error
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"the hub has the model {name!r}, but no revision {revision!r} of it") from error
     except errors.RepositoryNotFoundError as error:

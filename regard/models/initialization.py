@@ -128,7 +128,7 @@ def _read_config(config: Any, values: dict[str, Any]) -> Config:
 
 
 class Constant(NamedTuple):
-    """Every number is this one."""
+    """A tensor filled with this value."""
 
     value: float
 

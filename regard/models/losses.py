@@ -29,7 +29,7 @@ CELLS = 1 << 28  # logits at a time: 1 GiB in fp32; smaller products would not f
 
 
 class Targets(NamedTuple):
-    """What a text model learns from in one call."""
+    """The labels of one call of a text model."""
 
     labels: Tensor | None  # (B, N) or (B,)
     start_positions: Tensor | None = None  # (B,)

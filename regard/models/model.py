@@ -94,12 +94,12 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are."""
+        """The dtype of the weights."""
         return next(self.parameters()).dtype
 
     @cached_property
@@ -256,7 +256,7 @@ class Model(nn.Module):
         return None if whole else mask
 
     def _limit(self, tower: Tower) -> int | None:
-        """The longest text of a tower; rotary positions have no table, and the model says."""
+        """The longest text of a tower; with rotary positions, which have no table, the model's own limit."""
         return getattr(self, "max_positions", None) if tower.embed.max_positions is None else tower.embed.max_positions
 
     def check_prompt(
@@ -301,7 +301,7 @@ class Model(nn.Module):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
             raise ValueError(f"position_ids must be {limit}, got {first} to {last}")
 
-    # --------------------------------------------------------------------------------------------- asked by the tasks
+    # ---------------------------------------------------------------------------------------------- used by the tasks
 
     @property
     def reads_image_prompts(self) -> bool:

@@ -13,7 +13,7 @@ __all__ = ["ModelOutput", "named_logits"]
 
 
 class ModelOutput(OrderedDict[str, Any]):
-    """What a model computed. A field that the model does not have is None and is left out of keys and tuple.
+    """The output of a model. A field that the model does not have is None and is left out of keys and tuple.
 
     >>> import torch
     >>> out = ModelOutput(logits=torch.zeros(1, 4, 13), last_hidden_state=torch.zeros(1, 4, 8))

@@ -131,8 +131,8 @@ def _check_format(model: Model) -> None:
     for name, module in modules.items():
         if isinstance(module, (PerformerAttention, LinformerAttention)):
             raise ValueError(
-                f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
-                f"it would get softmax attention. {WHOLE}"
+                f"{name} is a {type(module).__name__}, which {model.family.title}'s format cannot describe: "
+                f"loading it would give softmax attention. {WHOLE}"
             )
     parts = [name for name, p in model.named_parameters() if is_distributed(p)]
     parts = parts or [name for name, module in modules.items() if getattr(module, "separated", False)]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard import masks
-from regard.checks import followed, local
+from regard.checks import is_tracing, local
 from regard.layouts import Frame, Sides
 from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
@@ -182,7 +182,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, grid: PatchGrid) -> Tensor:
         """(B, rows·columns, d) → the same, or merged."""
         # Kept, as they hold no weights: recomputed they would take a twentieth of the time of a small Swin on a CPU.
-        make = Windows.of if followed() else _kept_windows
+        make = Windows.of if is_tracing() else _kept_windows
         cuts = [
             make(grid, self.window, shifted=shifted, batch=x.shape[0], device=x.device)
             for shifted in (False, True)[: len(self.blocks)]

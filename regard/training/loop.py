@@ -40,7 +40,7 @@ QUIET_SECONDS = 10  # between two lines where stderr is not a terminal
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Args:
         directory: of the run; its `model` opens with `regard.load`.
@@ -157,7 +157,7 @@ def run_steps(
         watching = monitor(model, batch, every=config.monitor_every, out=main_out, tensorboard=writes)
     eval_loss, last_loss, step = None, None, start
     step_batches = StepBatches(rows, recipe, config, processes)
-    with interruptible(processes) as stop, made_ahead(step_batches, start, processes.device) as batches:
+    with interruptible(processes) as stop, prefetched(step_batches, start, processes.device) as batches:
         for step in range(start + 1, config.steps + 1):
             run.step(step - 1, [to_device(batch, processes.device) for batch in next(batches)])
             if average is not None:
@@ -373,7 +373,7 @@ class StepBatches(Dataset[list[Batch]]):
 
 
 @contextmanager
-def made_ahead(batches: StepBatches, start: int, device: torch.device) -> Iterator[Iterator[list[Batch]]]:
+def prefetched(batches: StepBatches, start: int, device: torch.device) -> Iterator[Iterator[list[Batch]]]:
     """The batches of each step from `start` on, made ahead by worker processes, or by a thread without any."""
     steps, workers, pinned = range(start, batches.config.steps), batches.config.num_workers, device.type == "cuda"
     if workers:
@@ -457,7 +457,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, average: 
 def load_checkpoint(
     checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
 ) -> int:
-    """Take up the newest checkpoint: its step, or 0 without one."""
+    """Load the newest checkpoint; returns its step, or 0 without one."""
     if not checkpoints.steps():
         return 0
     state = training_state(model, optimizer, average)

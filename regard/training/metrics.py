@@ -1,4 +1,4 @@
-"""What a trained model scores on held-out rows: accuracy, F1, exact match, perplexity, BLEU and ROUGE."""
+"""Metrics of a trained model on held-out rows: accuracy, F1, exact match, perplexity, BLEU and ROUGE."""
 
 from __future__ import annotations
 

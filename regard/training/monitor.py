@@ -283,7 +283,7 @@ def head_measures(seen: Capture, name: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class KnownCalls:
-    """What a look saw with every tap in place, by which later looks take a cheaper way and know whether it suffices."""
+    """The calls seen with every tap installed, by which later looks take a cheaper way and check that it suffices."""
 
     modules: list[nn.Module]  # of the model then
     paths: dict[int, str]  # by the identity of those modules
@@ -317,7 +317,7 @@ def innermost(frame: FrameType | None, paths: Mapping[int, str]) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class VisibleKeys:
-    """What the mask of a call leaves to look at. Layers with the same mask share it."""
+    """The keys that the mask of a call leaves visible. Layers with the same mask share it."""
 
     holds: tuple[object, ...]  # what it was made from: while that lives, its memory is not given to others
     hidden: Tensor | None  # (B or 1, H or 1, Nq or 1, Nk or 1) True for a hidden key; None if no key is, or by tiles

@@ -1,4 +1,4 @@
-"""What all figures share: arguments, fonts, labels along a side, and pages with title and legend."""
+"""Shared by all figures: arguments, fonts, labels along a side, and pages with title and legend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pair = tuple[float, float]
 Shape = tuple[int, int]
 Labels = tuple[str, ...] | None  # None: positions are numbered
 
-FAMILY = "regard NanumGothic"  # a name of our own: registering it changes no font that anybody else asks for
+FAMILY = "regard NanumGothic"  # a name of our own: registering it changes no other program's fonts
 INSTALL = "pip install 'regard[figures]'"
 PAGE, CELL, MARGIN, GAP = 20.0, 0.56, 0.3, 0.3  # inches; a page and a cell are never larger
 TITLE, HEADING, CAPTION = 12.0, 10.0, 8.5  # points

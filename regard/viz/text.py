@@ -211,7 +211,7 @@ class _TextRow:
         return [n for n in order if self.weights[n] > 0 and (n > 0 or self.sink)]
 
     def gap(self, hidden: range) -> str:
-        """What is said of tokens that are left out; nothing where there are none."""
+        """The note on tokens that are left out; empty if there are none."""
         if not hidden:
             return ""
         held = self.weights[hidden.start : hidden.stop].sum()

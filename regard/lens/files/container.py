@@ -148,7 +148,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
     """Read a header and its tensors into memory, with every byte checked. Names come in alphabetical order.
 
     Raises:
-        CaptureFileError: if the file is not a whole capture of a version that this regard knows.
+        CaptureFileError: if the file is not a whole capture of a version that this regard supports.
         OSError: if it cannot be opened.
     """
     place = Path(path)
@@ -198,7 +198,7 @@ def _read(path: Path, file: BufferedReader) -> tuple[dict[str, Any], dict[str, T
         raise CaptureFileError(f"its metadata are not {', '.join(METADATA)}: {FORGED}")
     if file_digest(file, _checksum).hexdigest() != metadata["data_blake2b"]:
         raise CaptureFileError(f"its data are damaged: they do not match their checksum; {AGAIN}")
-    # 4. The content. In memory: nobody can cut the file short meanwhile.
+    # 4. The content. In memory, so that the file cannot be cut short meanwhile.
     header = parsed(metadata["header"], HEADER_REFUSAL)
     return header, {name: stored.view(name).clone() for name in sorted(stored.entries)}
 

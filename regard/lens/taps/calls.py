@@ -71,7 +71,7 @@ class KernelResult:
 
 
 class _Here(threading.local):
-    """Where this thread stands."""
+    """The state of this thread."""
 
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
@@ -85,7 +85,7 @@ HERE = _Here()
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """What runs under it is ours: in this thread taps report nothing, no graph is recorded, autocast is off."""
+    """Inside, taps of this thread report nothing, no graph is recorded, and autocast is off."""
     HERE.quiet += 1
     try:
         with torch.no_grad(), ExitStack() as stack:
@@ -323,7 +323,7 @@ class WatchedModel:
         methods = [value for holder in (*kinds, *modules) for value in vars(holder).values()]
         self.codes = {}
         for value in methods:
-            # By type, which runs nobody's code: a model's attributes may be anything.
+            # By type, which runs no code of the model: its attributes may be anything.
             if type(value) in (classmethod, staticmethod, MethodType):
                 value = value.__func__
             while type(value) is FunctionType:

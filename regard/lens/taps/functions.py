@@ -48,7 +48,7 @@ UNLIMITED = 1 << 29  # a window as wide as any sequence
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexMask(Mask):
-    """The mask of a FlexAttention call: `mask_mod`, and its blocks where the compiled kernel goes by them."""
+    """The mask of a FlexAttention call: `mask_mod`, and its blocks where the compiled kernel uses them."""
 
     mod: Callable[..., Any]
     rows: tuple[int, int]  # (B, H) over which the function varies
@@ -190,7 +190,7 @@ Reader = Callable[[FunctionCall], ObservedCall]
 
 
 def read_flex(call: FunctionCall, *, compiled: bool) -> ObservedCall:
-    """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`. The compiled kernel goes by blocks."""
+    """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`. The compiled kernel uses the blocks."""
     arguments = call.arguments | call.extra
     output = _first(call.out)
     if arguments.get("score_mod") is not None:
@@ -346,7 +346,7 @@ def _record_names(model: nn.Module, among: set[str] | None) -> None:
     recorders = {original: recorder for recorder, original in _recorders.items()}
     for holder, where in _holders(model, among):
         for name, value in tuple(_entries(holder).items()):
-            # By type, which cannot run anybody's code: some modules hold objects that warn when they are looked at.
+            # By type, which runs no code of the module: some hold objects that warn when they are read.
             static = type(value) is staticmethod
             function = value.__func__ if static else value
             if type(function) is not FunctionType or function in _recorders:

@@ -196,7 +196,7 @@ class Taps:
         self.close()
 
     def close(self) -> None:
-        """Take the taps away, if they are there. If it is interrupted, it is done before the interruption goes on."""
+        """Remove the taps, if they are installed; an interruption is raised only afterwards."""
         try:
             self._close()
         except BaseException:

@@ -107,7 +107,7 @@ class _Candidate:
         return self.scores.numel() // max(1, self.heads * prod(self.scores.shape[-2:]))
 
     def takes(self, operand: Tensor, flat: bool) -> _Product | None:
-        """Can these be the weights on their way to the values? Then the product that made their scores."""
+        """The product that made the scores of these weights, if the operand can be the weights; else None."""
         count, rows, columns = _matrices(operand)
         candidates = [p for p in self.products if p.matrices[2] == columns]
         if _fits(self.scores, (count, rows, columns), flat):

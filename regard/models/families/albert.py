@@ -25,7 +25,7 @@ OUTSIDE: Names = {
     "tower.embed.widen": "encoder.embedding_hidden_mapping_in",
     "pooler.dense": "pooler",
 }
-# In the settings of the first published models; nobody computes with other values.
+# In the settings of the first published models; no other values are in use.
 OFF = {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0, "layers_to_keep": []}
 COPIES = {
     "predictions.decoder.weight": "embeddings.word_embeddings.weight",

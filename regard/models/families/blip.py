@@ -1,7 +1,7 @@
 """BLIP (Li et al. 2022): a ViT that sees, and a BERT that looks at what it sees, to caption, to answer and to match.
 
 Peculiar: every block of the BERT has attention to the picture between its two parts, and passes it over where a text is
-read alone; the same BERT reads both ways or, to write, only back; it knows no segments. What it writes begins with a
+read alone; the same BERT reads both ways or, to write, only back; it has no segments. What it writes begins with a
 token of its own, [DEC], and ends with [SEP]. Answers are written by a second BERT, which looks at the question.
 """
 

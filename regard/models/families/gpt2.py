@@ -83,6 +83,6 @@ FAMILY = Family(
         "question-answering": Task(architecture="GPT2ForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
-    # A precision of attention's scores, which are fp32 or wider here always; and a head nobody trains any more.
+    # A precision of attention's scores, which are fp32 or wider here always; and a head that is no longer trained.
     harmless=("reorder_and_upcast_attn", "n_ctx", *(f"summary_{x}" for x in SUMMARY)),
 )

@@ -1,4 +1,4 @@
-"""What a model learns: one file per objective, each a recipe with `rows`, `batch` and `loss`."""
+"""Training objectives, one file each: a recipe with `rows`, `batch` and `loss`."""
 
 from regard.training.recipes.classification import TextClassification, TokenClassification
 from regard.training.recipes.clm import CausalLM

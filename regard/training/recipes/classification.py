@@ -22,7 +22,7 @@ __all__ = ["TextClassification", "TokenClassification", "label_metrics"]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTexts(Recipe):
-    """What the recipes of this file share.
+    """The base of the recipes of this file.
 
     Args:
         labels: the names of the labels, in the order of the model's outputs; rows have names or numbers.

@@ -1,4 +1,4 @@
-"""What every recipe has."""
+"""The base class of recipes."""
 
 from __future__ import annotations
 
