@@ -89,7 +89,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         with suppress(OSError):  # closed
             printed.append(os.fstat(stream))
     if any(os.path.samestat(stream, there) for stream in printed):
-        raise OSError(f"{cannot}: what the program prints goes there; name another file")
+        raise OSError(f"{cannot}: the program's output is redirected there; name another file")
     if not os.access(target, os.W_OK):
         raise PermissionError(f"{cannot}: it is read-only; allow writing or choose another name")
     return target

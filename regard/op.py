@@ -420,7 +420,7 @@ def steps(
     if source:
         q, k, v = _project(x, w_q, w_k, w_v, num_heads)
     elif num_heads != 1:
-        raise ValueError("num_heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
+        raise ValueError("num_heads= is for x, w_q, w_k and w_v; q, k and v already have an axis of heads")
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if not call.numpy:
         check_dense("q", call.q)

@@ -254,7 +254,7 @@ def _held(file: IO[bytes]) -> bytes:
     except (AttributeError, OSError):  # a pipe
         position = 0
     if not held and position > 0:
-        raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
+        raise ValueError("the file was already read to its end: rewind it with file.seek(0)")
     return held
 
 

@@ -620,8 +620,8 @@ class _TextPosition(threading.local):
                 self._refuse_part(taken)
             if taken.count == count and taken.first != first:
                 raise ValueError(
-                    f"{taken.edit!r}: the module was taken to stand at position {taken.first}, and the attention after "
-                    f"it stands at {first}; add to a module behind an attention, or run one text in each block"
+                    f"{taken.edit!r}: the module was assumed to begin at position {taken.first}, and the attention "
+                    f"after it begins at {first}; add to a module behind an attention, or run one text in each block"
                 )
         self.assumed.clear()
 

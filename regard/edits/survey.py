@@ -681,7 +681,7 @@ def _mean_output(run: ModuleRun) -> Tensor:
     output = view.output.cpu().double()
     if output.ndim != 4 or output.shape[:3] != view.sizes[:3]:
         raise LookupError(
-            f"the output of {run.name} has the shape {tuple(output.shape)}, in which heads cannot be told apart"
+            f"the output of {run.name} has the shape {tuple(output.shape)}, in which the heads cannot be separated"
         )
     real = torch.ones(output.shape[0], output.shape[2], dtype=torch.bool)
     padding = view.place.padding

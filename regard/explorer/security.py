@@ -46,7 +46,7 @@ def report(error: BaseException) -> str:
     """Log the traceback of an unexpected error to stderr, and return a message for the user that names it."""
     name = uuid4().hex[:8]
     LOG.error("error %s of the explorer:", name, exc_info=error)
-    return f"{type(error).__name__}, error {name}: the terminal of `regard serve` says more"
+    return f"{type(error).__name__}, error {name}: see the terminal of `regard serve`"
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

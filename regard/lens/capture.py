@@ -121,7 +121,7 @@ class Capture:
         if not records:
             reason = f": {self.unseen[path]}" if path in self.unseen else f"; there are {listed(self.names)}"
             if any(r.compiled for r in self.records):
-                reason += ". Compiled code does not know its modules; watch the model before torch.compile to see them"
+                reason += ". Compiled code has no modules; watch the model before torch.compile to see them"
             raise KeyError(f"no attention of {path!r} was seen{reason}")
         return records
 

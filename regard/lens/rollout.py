@@ -208,7 +208,7 @@ def _chain(capture: Capture, layers: object, name: str) -> list[ModuleRun]:
             raise TypeError(f"layers must be path patterns such as 'encoder.*' or numbers, got {selector!r}")
         matching = [path for path in paths if fnmatchcase(path, selector)]
         if not matching:
-            raise LookupError(f"layers={selector!r} fits none of {', '.join(paths[:4])}{', …' if paths[4:] else ''}")
+            raise LookupError(f"layers={selector!r} matches none of {', '.join(paths[:4])}{', …' if paths[4:] else ''}")
         selected.update(matching)
     runs = [run for run in capture.runs() if layers is None or run.path in selected]
     pick = f"pick the layers of one sequence: {name}(token, layers='encoder.*')"

@@ -501,7 +501,7 @@ class View:
         # 1. Check the arguments.
         i = index_among("toward", i, self.sizes[2], "queries")
         if w_o is False:
-            raise ValueError("toward needs the output projection: a direction lies behind it; pass w_o=")
+            raise ValueError("toward needs the output projection, into whose space a direction points: pass w_o=")
         projection = self._projection(w_o)
         assert projection is not None
         vectors = {"direction": direction} | ({} if norm is None else {"residual": residual})

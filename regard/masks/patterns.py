@@ -326,7 +326,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
         if values.ndim != 2:
             raise ValueError(f"padding booleans must be (B, Nk), got shape {tuple(values.shape)}")
         if side != "right":
-            raise ValueError("side= goes with lengths; booleans say already where the padding is")
+            raise ValueError("side= is for lengths; booleans already mark the padding")
         return _Tokens(values)
     if side not in ("right", "left"):
         raise ValueError(f"side must be 'right' or 'left', got {side!r}")

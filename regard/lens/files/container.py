@@ -263,7 +263,7 @@ class Incoming:
         """
         name = reference.get("name") if isinstance(reference, dict) else reference
         if not isinstance(name, str) or name not in self.tensors:
-            raise ContentError(f"{what} is said to be tensor {name!r:.80}, which it does not hold")
+            raise ContentError(f"{what} refers to tensor {name!r:.80}, which the file does not hold")
         self._unused.discard(name)
         tensor, where = self.tensors[name], f"tensor {name!r}, {what},"
         if isinstance(reference, dict):  # back to how it was before it was written
@@ -303,7 +303,7 @@ class Incoming:
     def finish(self) -> None:
         """Raise for tensors that were never taken."""
         if self._unused:
-            raise ContentError(f"nothing says what tensor {min(self._unused)!r} is ({len(self._unused)} such)")
+            raise ContentError(f"no entry describes tensor {min(self._unused)!r} ({len(self._unused)} such)")
 
 
 def fields(

@@ -346,7 +346,7 @@ def _unpack_photo(value: object, n: int, tensors: Incoming) -> Photo:
     kind, *size = _kind_and_size(data)
     if not all(1 <= side <= LONGEST_SIDE for side in size):
         raise ContentError(
-            f"photo {n} says to be {size[0]} × {size[1]} pixels, and copies have at most {LONGEST_SIDE:,} a side"
+            f"photo {n} is declared as {size[0]} × {size[1]} pixels, and copies have at most {LONGEST_SIDE:,} a side"
             if kind
             else f"photo {n} is neither a JPEG nor a PNG with a size"
         )
