@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import BEARER, PLAYWRIGHT, Window, opened, ready, serving
+from browsing import BEARER, PLAYWRIGHT, Window, opened, ready, serving, until
 from page_parts import large_session, long_session, node, ran
 from seeing_twins import picture, vit
 from speaking_twins import gpt2
@@ -92,9 +92,12 @@ def test_cell_is_named_by_its_exact_number_and_shows_none_where_it_is_dim(page, 
     """The number in a cell has two digits: it is hidden from screen readers, or they would hear another one."""
     ready(page, f"{site}/#session=1&cells=colour&lang={lang}")
     cell = page.locator('.cell[data-layer="3"][data-head="1"]')
-    assert (
-        cell.aria_snapshot() == f"- gridcell {json.dumps(cell.get_attribute('title'), ensure_ascii=False)} [selected]"
-    )
+
+    def named_by_title() -> bool:  # both change once the weight of the selected link is there
+        title = json.dumps(cell.get_attribute("title"), ensure_ascii=False)
+        return cell.aria_snapshot() == f"- gridcell {title} [selected]"
+
+    until(page, named_by_title)
     page.locator("[data-role=search]").fill("layer = 3")
     expect(page.locator(".cell.dim")).to_have_count(60)
     sizes = "all => [...new Set(all.map((one) => getComputedStyle(one).fontSize))]"
