@@ -52,8 +52,8 @@ def look(
         sinks: as for `regard.attention`.
         dropout: as for `regard.attention`; the weights are those before dropout.
         backend: as for `regard.attention`.
-        measures: names among "entropy", "received", "max_logit", "effective", "map", "top"; default the first three
-            and "map", in one pass. Other measures are computed by another pass when they are first read.
+        measures: names among "entropy", "received", "map", "max_logit", "effective", "top"; default the first three, in
+            one pass. Other measures are computed by another pass when they are first read.
         size: rows and columns of the map.
         top: links per row.
 

@@ -100,7 +100,7 @@ class View:
         >>> x = torch.zeros(1, 2, 3, 4)
         >>> view = regard.look(x, x, x)
         >>> view
-        View(1 × 2 heads, 3 queries, 3 keys; lse, entropy, received, max_logit, map; exact rows at hand)
+        View(1 × 2 heads, 3 queries, 3 keys; lse, entropy, received, map; exact rows at hand)
         >>> view.row(0).shape
         torch.Size([1, 2, 3])
     """

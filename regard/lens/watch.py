@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import log
 from threading import RLock, local
 from types import TracebackType
 from typing import Any
@@ -450,6 +451,8 @@ def _head_facts(view: View, output: Tensor | None) -> dict[str, Tensor]:
         heads["one key"] = view.held["received"].amax(-1) / view.sizes[2]
     if "max_logit" in view.held and view.sizes[2]:
         heads["largest logit"] = view.held["max_logit"].amax(-1)
+    elif "lse" in view.held and view.sizes[2] and view.sizes[3]:  # lse − ln Nk ≤ largest logit ≤ lse
+        heads["largest logit"] = view.held["lse"].amax(-1) - log(view.sizes[3])
     if output is not None and output.ndim == 4 and output.shape[:3] == view.sizes[:3] and view.sizes[2] > 1:
         wide = torch.promote_types(output.dtype, torch.float32)
         size = torch.linalg.vector_norm(output, dim=(2, 3), dtype=wide).square()

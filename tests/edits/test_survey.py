@@ -41,7 +41,8 @@ def test_mean_interval_and_count_are_those_of_the_texts_one_by_one():
     values: dict[str, list[torch.Tensor]] = {measure: [] for measure in measures}
     for text in TEXTS:
         ids = reader.tokenizer.batch([text]).input_ids
-        with torch.no_grad(), regard.watch(reader, tokens=[reader.tokenizer.tokens(ids[0])]) as seen:
+        words = [reader.tokenizer.tokens(ids[0])]
+        with torch.no_grad(), regard.watch(reader, measures=["entropy", "max_logit", "patterns"], tokens=words) as seen:
             reader.eval()(ids)
         least = {"previous": len(text) > 1, "uniform": len(text) > 1}
         least |= dict.fromkeys(("same token", "induction"), len(set(text)) < len(text))

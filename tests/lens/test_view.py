@@ -486,7 +486,7 @@ def test_a_view_says_what_it_holds():
     assert repr(look(measures=["top", "entropy"])) == (
         "View(2 × 6 heads, 7 queries, 11 keys; lse, entropy, top; exact rows at hand)"
     )
-    assert repr(without(look())).endswith("; lse, entropy, received, max_logit, map; no q and k kept)")
+    assert repr(without(look())).endswith("; lse, entropy, received, map; no q and k kept)")
 
 
 def test_views_are_compared_by_what_they_are_not_by_their_tensors():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import e, inf, log, log2, nan
-from typing import Any
+from math import e, inf, log2, nan, prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from regard.lens.measures.weights import LARGE
 from regard.masks import FULL, PARTIAL, DenseMask
 from regard.masks.biases import DenseBias
 from regard.masks.tiles import mixed_cells
+
+if TYPE_CHECKING:
+    from regard.lens.measures.hopper import Cut
 
 LOG2E = log2(e)
 BAND, TABLE = 1, 2  # MASK of the kernels; 0 is none
@@ -315,39 +318,58 @@ def measure(call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks | No
     """What `wanted` names, as regard.lens.measures.engines.measure gives it; `call` is one it supports.
 
     lse: (B, H, Nq) fp32. The result's "lse" is in fp64: of fp64 scores in heads where it is large, else the argument.
+    blocks: how `kernels.measure` is cut, which then measures also what `hopper.measure` could.
     """
     with torch.no_grad(), current(call.device):
-        blocks = blocks or blocks_for(call)
-        launch = _Launch(call, lse, wanted, blocks)
+        cut = hopper_cut(call, wanted) if blocks is None else None
+        launch = _Launch(call, lse, wanted, blocks or blocks_for(call), cut)
         if 0 not in call.sizes:
             launch.run()
         return launch.found()
 
 
-class _Launch:
-    """The results' tensors, the launches that fill them, and the finished measures."""
+def hopper_cut(call: Call, wanted: MeasureOptions) -> Cut | None:
+    """How `hopper.measure` is cut for a call, or None where `kernels.measure` has to do it."""
+    if call.device.type != "cuda" or torch.cuda.get_device_capability(call.device) != (9, 0):
+        return None
+    from regard.lens.measures import hopper  # Gluon is not in every triton
 
-    def __init__(self, call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks) -> None:
+    return hopper.cut_for(call, wanted)
+
+
+class _Launch:
+    """The results' tensors, the launches that fill them, and the finished measures.
+
+    cut: of the kernel for Hopper; None for the one for all GPUs.
+    """
+
+    def __init__(self, call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks, cut: Cut | None = None) -> None:
         batch, heads, nq, nk = call.sizes
-        self.call, self.given, self.wanted, self.blocks = call, lse.contiguous(), wanted, blocks
+        self.call, self.given, self.wanted, self.blocks, self.cut = call, lse.contiguous(), wanted, blocks, cut
         self.lse = lse.double() if 0 in call.sizes else torch.empty_like(self.given, dtype=torch.float64)
         self.shift = torch.empty_like(self.given, dtype=torch.float32)
         self.large = torch.empty(batch * heads, dtype=torch.int32, device=lse.device)  # which heads are, see read_lse
-        new = self.shift.new_zeros
-        self.nothing = new(1)
         names = wanted.names
-        self.received = new(batch, heads, nk) if "received" in names else self.nothing
-        self.entropy = new(batch, heads, nq) if "entropy" in names else self.nothing
-        self.squares = new(batch, heads, nq) if "effective" in names else self.nothing
-        self.links = Links(call, wanted.top, blocks, "max_logit" in names) if "top" in names else None
-        self.maximum = self.nothing
-        if "max_logit" in names and self.links is None:
-            self.maximum = torch.full((batch, heads, nq), NO_MAXIMUM, dtype=torch.int32, device=lse.device)
+        self.nothing = self.shift.new_zeros(1)
         self.cells = min(wanted.size, nq), min(wanted.size, nk)
         self.map_kind = self._map_kind() if "map" in names and 0 not in call.sizes else 0
         by_row = (batch, heads, nq, self.cells[1])
         by_cell = (batch, heads, *self.cells, self._map_parts() if self.map_kind == BY_TILE else 1)
-        self.map = new(by_row if self.map_kind == BY_ROW else by_cell) if "map" in names else self.nothing
+        shapes = {
+            "received": (batch, heads, nk),
+            "entropy": (batch, heads, nq),
+            "effective": (batch, heads, nq),
+            "map": by_row if self.map_kind == BY_ROW else by_cell,
+        }
+        # One tensor of zeros for all sums: each would take a launch of its own.
+        sizes = {name: prod(shape) for name, shape in shapes.items() if name in names}
+        parts = torch.split(self.shift.new_zeros(sum(sizes.values())), list(sizes.values()))
+        sums = {name: part.view(shapes[name]) for name, part in zip(sizes, parts, strict=True)}
+        self.received, self.entropy, self.squares, self.map = (sums.get(name, self.nothing) for name in shapes)
+        self.links = Links(call, wanted.top, blocks, "max_logit" in names) if "top" in names else None
+        self.maximum = self.nothing
+        if "max_logit" in names and self.links is None:
+            self.maximum = torch.full((batch, heads, nq), NO_MAXIMUM, dtype=torch.int32, device=lse.device)
 
     def _map_kind(self) -> int:
         """How the kernel keeps the map's sums.
@@ -355,12 +377,14 @@ class _Launch:
         BY_TILE: sums per map cell, see `_map_parts`, where a tile meets at most two map cells each way.
         BY_ROW: a sum per query and map cell, for short sequences.
         """
-        (nq, nk), cut = self.call.sizes[2:], self.blocks
+        (nq, nk), blocks = self.call.sizes[2:], self.blocks
         tall, wide = nq // self.cells[0], nk // self.cells[1]
-        return BY_ROW if tall < cut.queries or wide < cut.keys else BY_TILE
+        return BY_ROW if self.cut is None and (tall < blocks.queries or wide < blocks.keys) else BY_TILE
 
     def _map_parts(self) -> int:
         """Sums of a map cell: one per row of a tile; or, where tiles lie within a cell, per warp and tile."""
+        if self.cut is not None:
+            return 1
         if not self._aligned():
             return self.blocks.queries
         tiles = self.call.sizes[3] // (self.cells[1] * self.blocks.keys)  # of keys, in a cell
@@ -383,6 +407,7 @@ class _Launch:
             self.large,
             self.call.sizes[2],
             LARGE,
+            FINITE=self.cut is not None,
             BLOCK=ROWS_READ,
             num_warps=8,
             **ROUNDED_ONCE,
@@ -424,12 +449,18 @@ class _Launch:
             "WANT_SQUARES": "effective" in names, "WANT_MAXIMUM": "max_logit" in names and links is None,
             "WANT_MAXIMA": links is not None, **ROUNDED_ONCE,
         }  # fmt: skip
-        kernels.measure[(kernel_call.tiles, part.heads)](
-            **kernel_call.arguments, **shared, LSE=self.shift,
-            STAGES=self.blocks.stages, EVEN_Q=nq % self.blocks.queries == 0,
-            ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
-            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
-        )  # fmt: skip
+        if self.cut is not None:
+            from regard.lens.measures import hopper
+
+            sums = self.received, self.entropy, self.map
+            hopper.launch(self.call, self.cut, names, self.shift, self.large, *sums)
+        else:
+            kernels.measure[(kernel_call.tiles, part.heads)](
+                **kernel_call.arguments, **shared, LSE=self.shift,
+                STAGES=self.blocks.stages, EVEN_Q=nq % self.blocks.queries == 0,
+                ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
+                num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
+            )  # fmt: skip
         kernels.measure_large[(-(-part.rows // self.blocks.queries), part.heads)](
             **kernel_call.in_double, **shared, **self._sinks(), EXACT=self.lse,
             HIGHEST=self.nothing if links is None else links.highest,
@@ -450,7 +481,7 @@ class _Launch:
         """The measures, finished."""
         sinks, names, found = self.call.sinks, self.wanted.names, {"lse": self.lse}
         if "entropy" in names:
-            found["entropy"] = finish_entropy(self.entropy * -log(2), self.lse, sinks)
+            found["entropy"] = finish_entropy(self.entropy, self.lse, sinks)
         if "received" in names:
             found["received"] = self.received
         if "max_logit" in names:
@@ -471,7 +502,7 @@ class _Launch:
     def _map_sums(self) -> Tensor:
         """The map's sums per cell, from sums per row where the kernel gave those."""
         if self.map_kind != BY_ROW:
-            return self.map.sum(-1)
+            return self.map.squeeze(-1) if self.map.shape[-1] == 1 else self.map.sum(-1)
         nq = self.call.sizes[2]
         cell = cell_of_positions(torch.arange(nq, device=self.map.device), nq, self.wanted.size)
         sums = self.map.new_zeros(*self.map.shape[:2], self.cells[0], self.cells[1])

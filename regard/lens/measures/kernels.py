@@ -11,6 +11,7 @@ import triton.language as tl
 # MAP, how its sums are kept: 1 some per cell, 2 one per query and column of cells; see gpu.py.
 # 0 is none, for each of them.
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 # How the tensor cores leave the scores: a warp has 16 rows of a tile, each of its threads two of these, 8 apart. Sums
 # over such rows need no other thread or warp.
 WARP_ROWS = tl.constexpr(16)
@@ -216,7 +217,7 @@ def measure(
                     mass = tl.sum(tl.reshape(tl.sum(p, 1), [BLOCK_Q // WARP_ROWS, WARP_ROWS]), 1)
                 row_at = row_base + at
                 if WANT_ENTROPY:
-                    _add((ENTROPY + row_at) + within, surprise, inside_rows, EVEN_Q)
+                    _add((ENTROPY + row_at) + within, surprise * -LN2, inside_rows, EVEN_Q)
                 if WANT_SQUARES:
                     _add((SQUARES + row_at) + within, square, inside_rows, EVEN_Q)
                 if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
@@ -254,11 +255,11 @@ LOG2E_DOUBLE = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def read_lse(LSE, SHIFT, EXACT, LARGE, nq, limit, BLOCK: tl.constexpr):
+def read_lse(LSE, SHIFT, EXACT, LARGE, nq, limit, FINITE: tl.constexpr, BLOCK: tl.constexpr):
     """What the other kernels read of lse (heads, nq): grid (heads,).
 
     SHIFT: (heads, nq) in units of log₂, 0 for a row that sees nothing.  EXACT: the same numbers as lse, in fp64.
-    LARGE: (heads) 1 where a finite |lse| is above the limit, else 0.
+    LARGE: (heads) 1 where a finite |lse| is above the limit, else 0; FINITE: 1 where one is NaN or ∞, too.
     """
     head = tl.program_id(0)
     base = head.to(tl.int64) * nq
@@ -271,6 +272,8 @@ def read_lse(LSE, SHIFT, EXACT, LARGE, nq, limit, BLOCK: tl.constexpr):
         tl.store(SHIFT + base + i, tl.where(x == float("-inf"), 0.0, x * LOG2E_DOUBLE), mask=i < nq)
         size = tl.abs(x)
         large = tl.maximum(large, ((size > limit) & (size < float("inf"))).to(tl.int32))
+        if FINITE:
+            large = tl.maximum(large, ((x == float("inf")) | (x != x)).to(tl.int32))
     tl.store(LARGE + head, tl.max(large, 0))
 
 
@@ -423,6 +426,6 @@ def measure_large(
                         spot = MAP_AT + (row_base + i) * map_k + c
                     tl.atomic_add(spot, share, mask=inside, sem="relaxed")
     if WANT_ENTROPY:
-        tl.store(ENTROPY + row_base + i, surprise, mask=inside)
+        tl.store(ENTROPY + row_base + i, surprise * -LN2, mask=inside)
     if WANT_SQUARES:
         tl.store(SQUARES + row_base + i, square, mask=inside)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
-DEFAULT = ("entropy", "received", "max_logit", "map")
+NAMES = ("entropy", "received", "map", "max_logit", "effective", "top")
+DEFAULT = ("entropy", "received", "map")
 MAP_SIZE = 64
 TOP = 8
 LEAST = -1e30  # below any logarithm of a weight that is not 0, above what stands for a hidden one
@@ -245,6 +245,8 @@ class _Map:
 def finish_map(sums: Tensor, nq: int) -> Tensor:
     """Sums per cell → means over the cell's queries; counted on the device, so that nothing waits for it."""
     cells = sums.shape[-2]
+    if cells and nq % cells == 0:
+        return sums / (nq // cells)
     edges = torch.arange(cells + 1, device=sums.device) * nq // max(1, cells)
     return sums / edges.diff().to(sums.dtype).unsqueeze(-1)
 
@@ -290,8 +292,8 @@ def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int
 MEASURES: dict[str, Callable[[Sizes, Tensor, MeasureOptions], Measure]] = {
     "entropy": _Entropy,
     "received": _Received,
+    "map": _Map,
     "max_logit": _MaxLogit,
     "effective": _Effective,
-    "map": _Map,
     "top": _TopKeys,
 }
