@@ -86,7 +86,11 @@ def cut_for(call: Call, wanted: MeasureOptions) -> Cut | None:
         wide = 1 if paired else _parts(nk, cells[1], keys)
         computed = cells[0] * tall * 64 * (nk if paired else cells[1] * wide * keys)
         if computed <= PADDING * nq * nk:
-            return Cut(keys, cells, (tall, wide), paired, registers=128 if width <= 64 else None)
+            # 128 registers a thread let four programs share a core, 168 three. Wide tiles leave memory for two.
+            registers = None if keys == 256 else 128 if width <= 64 and call.mask is None else 168
+            return Cut(
+                keys, cells, (tall, wide), paired, stages=3 if width <= 64 or keys == 256 else 2, registers=registers
+            )
     return None
 
 
@@ -212,16 +216,23 @@ def measure_pair(s, shift, scale, left, right, mass, surprise, WANT_ENTROPY: gl.
 
 
 @gluon.jit
-def measure_tile(s, shift, scale, received, low, high, surprise, WANT_ENTROPY: gl.constexpr, WANT_MAP: gl.constexpr):
-    """Add a tile of products: `low` and `high` are the mass in its left and right columns."""
+def measure_tile(
+    s, shift, scale, received, low, high, surprise,
+    PAIRED: gl.constexpr, WANT_ENTROPY: gl.constexpr, WANT_MAP: gl.constexpr,
+):  # fmt: skip
+    """Add a tile of products: `low` is its mass; PAIRED: in its left columns, and `high` in the right ones."""
     a, b, c, d, e, f, g, h = received
     left, right = halves(s)
     x, y = halves(left)
     a, b, low, surprise = measure_pair(x, shift, scale, a, b, low, surprise, WANT_ENTROPY, WANT_MAP)
     c, d, low, surprise = measure_pair(y, shift, scale, c, d, low, surprise, WANT_ENTROPY, WANT_MAP)
     x, y = halves(right)
-    e, f, high, surprise = measure_pair(x, shift, scale, e, f, high, surprise, WANT_ENTROPY, WANT_MAP)
-    g, h, high, surprise = measure_pair(y, shift, scale, g, h, high, surprise, WANT_ENTROPY, WANT_MAP)
+    if PAIRED:
+        e, f, high, surprise = measure_pair(x, shift, scale, e, f, high, surprise, WANT_ENTROPY, WANT_MAP)
+        g, h, high, surprise = measure_pair(y, shift, scale, g, h, high, surprise, WANT_ENTROPY, WANT_MAP)
+    else:
+        e, f, low, surprise = measure_pair(x, shift, scale, e, f, low, surprise, WANT_ENTROPY, WANT_MAP)
+        g, h, low, surprise = measure_pair(y, shift, scale, g, h, low, surprise, WANT_ENTROPY, WANT_MAP)
     return (a, b, c, d, e, f, g, h), low, high, surprise
 
 
@@ -343,7 +354,7 @@ def measure(
             if masked:
                 s = hide(s, row, key, keys, offset, CAUSAL)
             received, low, high, surprise = measure_tile(
-                s, shift, scale, received, low, high, no_surprise, WANT_ENTROPY, WANT_MAP
+                s, shift, scale, received, low, high, no_surprise, PAIRED, WANT_ENTROPY, WANT_MAP
             )
             if WANT_ENTROPY:
                 entropy = gl.convert_layout(gl.sum(surprise, 1), by_row) * -LN2
@@ -354,12 +365,12 @@ def measure(
                     gl.atomic_add(ENTROPY + row + within, entropy, mask=here, sem="relaxed")
             if WANT_MAP:
                 if wraps:
+                    add_mass(MAP_AT + cell * CELLS_K, low)
                     if PAIRED:
-                        add_mass(MAP_AT + cell * CELLS_K, low)
                         add_mass(MAP_AT + cell * CELLS_K + 1, high)
-                    else:
-                        add_mass(MAP_AT + cell * CELLS_K, low + high)
-                low, high = gl.where(wraps, 0.0, low), gl.where(wraps, 0.0, high)
+                low = gl.where(wraps, 0.0, low)
+                if PAIRED:
+                    high = gl.where(wraps, 0.0, high)
             cell, at, row, shift = after_cell, after_at, after_row, after
             last = stage
             phase = phase ^ (stage == STAGES - 1).to(gl.int32)
