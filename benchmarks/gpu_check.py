@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "gpu-check.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "models")]  # dense measures, tiny models
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("", "models", "lens"))]  # what tests share
 
 # Beside every module that names CUDA or Triton: what the GPU paths run through.
 ALSO = (
@@ -125,7 +125,8 @@ def check_sparse_kernels(device: str) -> str:
 
 
 def check_lens(device: str) -> str:
-    """Every measure of `look` against dense fp64, at ordinary and at large logits."""
+    """Every measure of `look` against dense fp64, at ordinary and at large logits, and the kernel for Hopper."""
+    import test_hopper
     import torch
     from dense_measures import assert_measures, assert_top, measures_from_lse, measures_of
 
@@ -156,7 +157,10 @@ def check_lens(device: str) -> str:
             what, step = f"{mask!r}, {dtype}, D {width}, logits × {size:g}", 1.0 if large else None
             assert_measures(found, baseline, truth, what, step)
             assert_top(found, baseline, truth, what, step)
-    return f"{3 * len(kinds)} views"
+    hopper = test_hopper.ON_GPU if device == "cuda" and torch.cuda.get_device_capability() == (9, 0) else {}
+    for name, arguments in hopper.items():
+        test_hopper.check(name, **arguments)
+    return f"{3 * len(kinds)} views, {len(hopper)} by the kernel for Hopper"
 
 
 def tiny_models() -> dict[str, tuple[str, Any]]:

@@ -50,15 +50,16 @@ class Cut:
         cells: rows and columns of the map; (1, 1) without one.
         tiles: tiles of queries and of keys in a map cell. Each begins where its cell does, so that none lies in two.
         paired: whether instead a tile of keys is two whole cells.
+        stages: tiles of queries in shared memory.
         registers: of a thread, at most.
     """
 
     keys: int
     cells: tuple[int, int]
     tiles: tuple[int, int]
-    paired: bool = False
-    stages: int = 3
-    registers: int | None = None
+    paired: bool
+    stages: int
+    registers: int | None
 
 
 def cut_for(call: Call, wanted: MeasureOptions) -> Cut | None:
@@ -88,9 +89,8 @@ def cut_for(call: Call, wanted: MeasureOptions) -> Cut | None:
         if computed <= PADDING * nq * nk:
             # 128 registers a thread let four programs share a core, 168 three. Wide tiles leave memory for two.
             registers = None if keys == 256 else 128 if width <= 64 and call.mask is None else 168
-            return Cut(
-                keys, cells, (tall, wide), paired, stages=3 if width <= 64 or keys == 256 else 2, registers=registers
-            )
+            stages = 2 if keys == 128 and width > 64 else 3
+            return Cut(keys, cells, (tall, wide), paired, stages, registers)
     return None
 
 
