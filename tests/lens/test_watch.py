@@ -319,6 +319,21 @@ def test_own_operation_with_softcap_and_sinks_is_seen(sinks: float) -> None:
     torch.testing.assert_close(seen[0].entropy, -torch.xlogy(truth, truth).sum(-1), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("size", "found"), [(2e4, True), (9999.0, False)])
+def test_doctor_goes_by_lse_where_the_largest_logits_were_not_measured(size: float, found: bool) -> None:
+    """lse − ln Nk is at most the largest logit: nothing is said of a head whose lse alone is above 10,000."""
+    q, k = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 7, 4)
+    q[0, 1, 3, 0], k[0, 1, :, 0] = size, 1.0
+    model = Function(lambda q, k, v: regard.attention(q, k, v, scale=1.0))
+    with regard.watch(model) as seen:
+        model(q, k, k)
+    assert "max_logit" not in seen[0].held
+    findings = {finding.code: dict(finding.values) for finding in seen.doctor().findings}
+    assert ("large logits" in findings) == found
+    if found:
+        assert (findings["large logits"]["count"], findings["large logits"]["list"]) == (1, "1 (2e+04)")
+
+
 def test_padding_is_left_out_of_averages() -> None:
     model = Function(sdpa)
     q, k, v = qkv(M, M)
