@@ -216,7 +216,7 @@ def measured(name: str, n: int, device: str, rows: list[Row]) -> list[Row]:
 
 def too_much(past: list[Row], memory: bool) -> str:
     """Why the next length is not run, if time, and memory if it counts, go on growing as they did; or ""."""
-    for unit, most, text in (("seconds", LONGEST, "{:.0f} s"), ("bytes", LARGEST if memory else inf, "{:.1f} GB")):
+    for unit, most, text in (("bytes", LARGEST if memory else inf, "{:.1f} GB"), ("seconds", LONGEST, "{:.0f} s")):
         known = [row[unit] for row in past[-2:] if row[unit]]
         expected = known[1] * known[1] / known[0] if len(known) == 2 else 0.0
         if expected > most:

@@ -453,7 +453,7 @@ def _draw_curves(axes: Axes, lengths: Sequence[int], panel: Curves, theme: Theme
             fontproperties=font(9, bold=True),
             annotation_clip=False,
         )
-    axes.set_title(panel.title, fontproperties=font(10), color=theme.ink, loc="left")
+    axes.set_title(panel.title, fontproperties=font(10), color=theme.ink, loc="left", pad=14)
     axes.set_xticks(list(lengths), [f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}" for n in lengths])
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
