@@ -13,10 +13,10 @@ PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile --
 # Containers often set this; without bytecode every process compiles regard, and rewrites the tests' assertions, anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-full explore lint format docs gallery bench fuzz clean FORCE
+.PHONY: help demo test test-full explore lint format docs gallery bench bench-plots fuzz clean FORCE
 
 help: ## this list · 이 목록을 출력합니다
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo 'The first run creates .venv: a few minutes. PYTHON=python3.12 and TORCH=torch==2.12.0 choose other versions.'
 	@echo '처음 실행하면 .venv를 만드느라 몇 분 걸립니다. PYTHON=python3.12, TORCH=torch==2.12.0처럼 버전을 바꿀 수 있습니다.'
 
@@ -55,6 +55,9 @@ gallery: .venv/ready ## pages and pictures of docs/gallery; ARGS="--models DIR" 
 
 bench: .venv/ready ## run benchmarks/BENCH.py with ARGS · 벤치마크를 실행합니다. BENCH=lens처럼 고릅니다
 	.venv/bin/python benchmarks/$(BENCH).py $(ARGS)
+
+bench-plots: .venv/ready ## time and memory by length, as pictures in docs/images · 길이에 따른 시간과 메모리를 그림으로 그립니다
+	.venv/bin/python benchmarks/growth_plots.py $(ARGS)
 
 fuzz: .venv/ready ## damaged files, killed writers, a loaded server; 40 minutes · 손상된 파일 등으로 시험합니다. 40분쯤 걸립니다
 	.venv/bin/python tests/fuzz/run.py --cases 20000 --seed 14

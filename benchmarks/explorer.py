@@ -67,7 +67,7 @@ def bert_base(length: int) -> Session:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    model = BertModel(BertConfig(), add_pooling_layer=False).eval()
+    model = BertModel(BertConfig(max_position_embeddings=max(512, length)), add_pooling_layer=False).eval()
     for layer in model.encoder.layer:
         layer.attention.self.query.weight.data.mul_(12)
     words = [f"word{n}" for n in range(length)]

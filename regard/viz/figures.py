@@ -370,7 +370,9 @@ class Curves(NamedTuple):
     lines: Mapping[str, Sequence[float | None]]
 
 
-def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: str = "", dark: bool = False) -> Figure:
+def growth_curves(
+    lengths: Sequence[int], panels: Sequence[Curves], *, title: str = "", xlabel: str = "n", dark: bool = False
+) -> Figure:
     """Costs by sequence length, both axes logarithmic: a panel for each quantity; each line ends in its name.
 
     >>> figure = growth_curves([1, 2, 4], [Curves("time", "s", {"full": [1.0, 4.0, None], "kernel": [1.0, 2.0, 4.0]})])
@@ -381,6 +383,7 @@ def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: st
         lengths: along the x axis.
         panels: at least one, with at most four lines each.
         title: above the figure.
+        xlabel: what the lengths are.
         dark: for dark paper.
 
     Raises:
@@ -400,19 +403,21 @@ def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: st
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
     figure = Figure(figsize=(4.6 * columns, 3.7 * rows), dpi=150, facecolor=theme.paper, layout="constrained")
     for place, panel in enumerate(panels):
-        _draw_curves(figure.add_subplot(rows, columns, place + 1), lengths, panel, theme)
+        axes = figure.add_subplot(rows, columns, place + 1)
+        _draw_curves(axes, lengths, panel, theme)
+        axes.set_xlabel(xlabel, fontproperties=font(9), color=theme.muted)
     if title:
         figure.suptitle(title, fontproperties=font(11, bold=True), color=theme.ink)
     return figure
 
 
 def _draw_curves(axes: Axes, lengths: Sequence[int], panel: Curves, theme: Theme) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     axes.set_facecolor(theme.paper)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    colours = (theme.ink, theme.weight[3], theme.signed[2], theme.weight[6])
+    colours = (theme.ink, theme.weight[4], theme.signed[1], theme.weight[6])
     ends = []
     for (name, values), sign, colour in zip(panel.lines.items(), SIGNS, colours, strict=False):
         points = [(n, value) for n, value in zip(lengths, values, strict=True) if value]
@@ -420,27 +425,38 @@ def _draw_curves(axes: Axes, lengths: Sequence[int], panel: Curves, theme: Theme
             continue
         axes.plot(*zip(*points, strict=True), marker=sign, markersize=4, linewidth=1.6, color=colour)
         ends.append((points[-1], name, colour))
-    # Names that would stand on each other move apart: upwards, by a fifteenth of the height.
+    # Names at the end of the axis that would stand on each other move apart, by a fifteenth of the height. A line that
+    # ends before is mostly the highest one: its name stands to the left of its end, where nothing else is.
     low, high = axes.get_ylim()
+    wider = max(1.0, 10 * low / high) ** 0.5  # at least a power of ten: what hardly grows must look so
+    low, high = low / wider, high * wider
+    axes.set_ylim(low, high)
     room = (high / low) ** 0.065
-    floor = 0.0
+    heights = {name: value for (n, value), name, _ in sorted(ends) if n == lengths[-1]}
+    floor, ceiling = low, high
+    for name, height in heights.items():  # upwards
+        heights[name] = max(height, floor)
+        floor = heights[name] * room
+    for name, height in reversed(heights.items()):  # and down from the upper edge
+        heights[name] = min(height, ceiling)
+        ceiling = heights[name] / room
     for (n, value), name, colour in sorted(ends):
-        height = max(value, floor) if n == lengths[-1] else value
-        floor = height * room if n == lengths[-1] else floor
+        before = lengths[len(lengths) // 2] < n < lengths[-1]
         axes.annotate(
             name,
-            (n, height),
-            xytext=(7, 0),
+            (n, heights.get(name, value)),
+            xytext=(-12, 3) if before else (7, 0),
             textcoords="offset points",
+            ha="right" if before else "left",
             va="center",
             color=colour,
             fontproperties=font(9, bold=True),
             annotation_clip=False,
         )
-    axes.set_title(panel.title, fontproperties=font(10), color=theme.ink, loc="left")
+    axes.set_title(panel.title, fontproperties=font(10), color=theme.ink, loc="left", pad=14)
     axes.set_xticks(list(lengths), [f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}" for n in lengths])
     axes.minorticks_off()
-    axes.set_xlabel("n", fontproperties=font(9), color=theme.muted)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axes.yaxis.set_major_formatter(EngFormatter(panel.unit))  # 10 ms, 1 GFLOP: powers of ten lack a sign in our font
     axes.grid(True, color=theme.line, linewidth=0.5, alpha=0.6)
     axes.set_axisbelow(True)

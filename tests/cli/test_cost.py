@@ -282,6 +282,19 @@ def test_names_that_end_together_stand_apart():
     assert heights[0] < heights[1] / 1.1 < heights[2] / 1.2
 
 
+def test_name_of_a_line_that_ends_before_the_last_length_stands_to_its_left():
+    lines = {"full": [1.0, 4.0, 16.0, 64.0, None], "kernel": [1.0, 2.0, 4.0, 8.0, 16.0]}
+    texts = growth_curves([1, 2, 4, 8, 16], [Curves("", "s", lines)]).axes[0].texts
+    assert [(text.get_text(), text.get_ha()) for text in texts] == [("full", "right"), ("kernel", "left")]
+
+
+def test_line_that_hardly_grows_looks_like_it():
+    axes = growth_curves([1, 2], [Curves("", "s", {"a": [1.0, 1.1]})], xlabel="tokens").axes[0]
+    low, high = axes.get_ylim()
+    assert high / low > 9.99
+    assert axes.get_xlabel() == "tokens"
+
+
 @pytest.mark.parametrize(
     ("lengths", "panels", "message"),
     [

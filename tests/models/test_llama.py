@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from speaking_twins import llama
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from twins import Twin, assert_same, assert_saved, texts, widened
 
+from regard.data.tokenizer import Tokenizer
+from regard.models.initialization import build
 from regard.models.loading import load
 from regard.testing import assert_rule
 
@@ -76,6 +79,21 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
 def test_what_we_save_transformers_opens(head, tmp_path):
     twin = twin_of(head, "grouped heads, shared words", tmp_path / "theirs")
     assert_saved(twin, tmp_path / "ours", texts(31, "right"))
+
+
+def test_model_built_from_scratch_is_saved_as_servers_open_it(tmp_path):
+    """They choose the model by "architectures" and take model and tokenizer as transformers' Auto classes do."""
+    tokenizer = Tokenizer.open(llama(tmp_path / "another"))
+    sizes = {name: value for name, value in GROUPED.items() if name != "num_labels"}
+    model = build("llama", **(sizes | {"vocab_size": tokenizer.size, "max_position_embeddings": 64})).eval()
+    model.tokenizer = tokenizer
+    model.save(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    batch = AutoTokenizer.from_pretrained(tmp_path / "out")("The cat sat", return_tensors="pt")
+    assert torch.equal(batch.input_ids, model.tokenizer.batch(["The cat sat"]).input_ids)
+    made = theirs.generate(**batch, max_new_tokens=7, do_sample=False)[0, batch.input_ids.shape[1] :]
+    assert torch.equal(made, model.generate("The cat sat", max_new_tokens=7).ids)
 
 
 def scaled(name: str) -> LlamaConfig:
