@@ -204,7 +204,7 @@ def test_a_model_in_the_cache_without_one_of_its_shards_is_not_complete(offline)
 def test_an_index_that_is_damaged_is_refused(offline):
     snapshot = cached(offline, shards=True)
     (snapshot / INDEX).resolve().write_text("{")
-    with pytest.raises(CheckpointError, match=r"index.json'.*JSON"):
+    with pytest.raises(CheckpointError, match=r"index.json.*JSON"):
         find("owner/name")
 
 

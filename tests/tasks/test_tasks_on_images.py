@@ -1005,8 +1005,8 @@ BAD = {
     "truncated": (jpeg()[:700], r"cannot be decoded, it is broken or cut off: "),
     "decompression bomb": (bomb(), r"is 60000 high and 60000 wide, and at most 60,000,000 pixels|too many pixels"),
     "animation": (animation(), r"has 2 frames: name one, open_image\(…, frame=0\) to frame=1"),
-    "text": (b"This is no picture.\n", r"is text, not an image. What can be opened: JPEG, PNG"),
-    "empty": (b"", "is empty: it has 0 bytes"),
+    "text": (b"This is no picture.\n", r"is no image that can be opened \(JPEG, PNG"),
+    "empty": (b"", r"is no image that can be opened \(JPEG, PNG"),
 }
 VERBS = {
     "classify": (vit, (), lambda model, one: model.classify(one)),
