@@ -20,8 +20,6 @@ from torch import Tensor
 
 from regard.checks import check_int
 
-__all__ = ["Angles", "DynamicNTK", "LinearScaling", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
-
 CPU = torch.device("cpu")
 _WANTED, _TRY = "a torch tensor of integers", "try torch.arange({})"
 

@@ -18,8 +18,6 @@ from regard.models.outputs import ModelOutput, named_logits
 from regard.models.text import ModelState
 from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput
 
-__all__ = ["CrossAttentionDecoder", "EncoderDecoder", "shift_right"]
-
 
 def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = None) -> Tensor:
     """What a decoder reads in order to write input_ids (B, N): start, then all but the last token of each text.

@@ -31,8 +31,6 @@ from regard.nn.blocks import HeadInput, LanguageHead, TowerOutput, count, visibl
 from regard.nn.projections import Cache, ContextKeys
 from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
 
-__all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
-
 PLACEHOLDER = "<image>"
 
 

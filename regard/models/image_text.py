@@ -31,8 +31,6 @@ from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput, first_
 from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 
-__all__ = ["Answerer", "Bounds", "Captioner", "Matcher", "Matching"]
-
 
 class Bounds(NamedTuple):
     """The tokens around a text that is written."""

@@ -27,8 +27,6 @@ from regard.nn.performer import PerformerAttention
 if TYPE_CHECKING:
     from regard.models.model import Model
 
-__all__ = ["save", "write_checkpoint"]
-
 WEIGHTS = (
     *("model.safetensors", "model.*.safetensors", "*-of-*.safetensors", "*.safetensors.index*.json"),
     *("pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*"),

@@ -15,8 +15,6 @@ from regard.nn.blocks import Pooler
 from regard.nn.vision import Mean, NormedFirst, PatchGrid, PatchProjection, VisionTower
 from regard.nn.windows import WindowTower
 
-__all__ = ["VisionModel", "check_form", "check_pixels"]
-
 
 def check_pixels(pixel_values: Tensor, patches: PatchProjection, model: Model) -> Tensor:
     """pixel_values (B, C, H, W) in the model's dtype. Raises as `check_form`, and ValueError for another device."""

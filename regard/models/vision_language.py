@@ -28,8 +28,6 @@ from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 from regard.tasks.inputs import check_placeholders
 
-__all__ = ["Projector", "VisionFeatures", "VisionLanguageDecoder", "VisionLanguageModel"]
-
 KEYS = ("image_token_index", "image_token_id")  # of config.json: the placeholder of an image's vectors
 
 

@@ -22,8 +22,6 @@ from regard.nn.feature_maps import read_key_mask
 from regard.nn.projections import ContextKeys, HeadOptions, LinearAttention
 from regard.op import attention
 
-__all__ = ["LinformerAttention", "SlotProjection"]
-
 NO_CACHE = (
     "Linformer keeps no cache: a slot mixes all positions, later ones too. PerformerAttention decodes step by step"
 )

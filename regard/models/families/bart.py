@@ -14,8 +14,6 @@ from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Config, Family, Heads, Names, OptionalSqueeze, Task
 from regard.nn.blocks import Embedding, EndToken, Labels, LanguageHead
 
-__all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "lm_head"]
-
 OFFSET = 2  # of the positions: the first two rows of their table are never looked up
 
 NAMES: Names = {

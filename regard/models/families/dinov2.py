@@ -19,8 +19,6 @@ from regard.models.vision import VisionModel
 from regard.nn.blocks import Block, DropPath, FeedForward
 from regard.nn.vision import ExtraTokens, ImageLabels, PatchEmbedding, PatchProjection, VisionTower
 
-__all__ = ["FAMILY", "REGISTERS"]
-
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
     **VIT,

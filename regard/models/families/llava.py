@@ -10,8 +10,6 @@ from regard.models.families import clip, llama
 from regard.models.family import Config, Family, Names, Task, nested
 from regard.models.vision_language import Projector, VisionFeatures, VisionLanguageModel
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {
     **nested(clip.VISION, "vision.", "vision_tower.vision_model."),
     "vision_pooler.norm": f"vision_tower.vision_model.{clip.NORM}",

@@ -15,8 +15,6 @@ from regard.models.text import Choice, LongTextModel, TokensBefore, first_tokens
 from regard.nn.blocks import FirstToken, Labels, Pooler, Tower
 from regard.nn.sparse_attention import SlidingAttention
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {
     **bert.JOINED,
     "tower.blocks.{i}.attention.whole.w_q": f"{bert.LAYER}attention.self.query_global",

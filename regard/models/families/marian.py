@@ -12,8 +12,6 @@ from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Config, Family, Names, Task
 from regard.nn.blocks import Embedding, Waves
 
-__all__ = ["FAMILY"]
-
 
 def names(config: Config) -> Names:
     """The body's weights: one table of words, or one on each side."""

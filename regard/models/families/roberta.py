@@ -18,8 +18,6 @@ from regard.models.family import Config, Family, Heads, Names
 from regard.models.text import TextModel
 from regard.nn.blocks import FirstToken, Labels, LanguageHead, Pooler
 
-__all__ = ["FAMILY", "XLM"]
-
 WORDS: Names = {
     "head.transform.dense": "lm_head.dense",
     "head.transform.norm": "lm_head.layer_norm",

@@ -21,23 +21,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from regard.checks import check_int
-from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.family import Concat, Config, Family, Names, Task
 from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Tower, Waves
-
-__all__ = [
-    "BASE",
-    "BIG",
-    "BLOCKS",
-    "FAMILY",
-    "TransformerSize",
-    "refuse_others",
-    "shift_right",
-    "tower",
-    "transformer",
-]
 
 
 def _blocks(side: str) -> Names:

@@ -33,8 +33,6 @@ from regard.nn.vision import (
     VisionTower,
 )
 
-__all__ = ["DEIT", "FAMILY", "NAMES", "attention"]
-
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
     "tower.embed.cls": Squeeze("embeddings.cls_token", 2),
