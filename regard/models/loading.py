@@ -23,7 +23,6 @@ from regard.models.family import (
     family_of,
     named_labels,
     places,
-    refuse_foreign,
 )
 from regard.models.hub import INDEX, SINGLE, download
 from regard.models.initialization import initialize
@@ -178,7 +177,6 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
         raise FileNotFoundError(
             f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
         )
-    refuse_foreign(read_optional_json(folder, "config.json", dict) or {}, str(folder / "config.json"))
     try:
         weight_files(folder)
     except FileNotFoundError as error:

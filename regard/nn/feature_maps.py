@@ -414,17 +414,13 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float | None, epsilon: float, state: object
 ) -> None:
     check_numbers(scale, epsilon)
-    if not all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in (q, k, v)):
-        raise ValueError("q, k and v must be floating-point tensors (B, H, N, D)")
-    if k.shape[:3] != v.shape[:3] or len(q) != len(k) or q.shape[-1] != k.shape[-1]:
+    shapes = [tuple(x.shape) for x in (q, k, v, directions)]
+    fit = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and len(q) == len(k)
+    if not fit or not q.shape[-1] == k.shape[-1] == directions.shape[-1] or q.shape[1] % max(1, k.shape[1]):
         raise ValueError(
-            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "
-            "they are (B, H, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv)"
+            "q, k, v and directions must be (B, H, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv) and (features, D), H a "
+            f"multiple of Hkv; got {', '.join(map(str, shapes))}"
         )
-    if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"query heads must be a multiple of key heads: {q.shape[1]} and {k.shape[1]}")
-    if directions.ndim != 2 or directions.shape[1] != q.shape[-1] or not len(directions):
-        raise ValueError(f"directions must be (features, {q.shape[-1]}), got {tuple(directions.shape)}")
     if state is not None and q.shape[2] > k.shape[2]:
         raise ValueError(
             f"{q.shape[2]} queries continue a state with {k.shape[2]} keys: a query needs a key of its own"

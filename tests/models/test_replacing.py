@@ -538,7 +538,6 @@ def test_replaced_layer_can_be_looked_into_with_what_it_reads(open_model):
     torch.testing.assert_close(view.row(6).sum(-1), torch.ones(3, 6, dtype=torch.float64))
 
 
-
 @pytest.mark.parametrize("way", [Performer(features=7), Linformer(positions=MOST, slots=3)], ids=repr)
 def test_save_refuses_what_the_format_cannot_say_before_it_writes(way, open_model, tmp_path):
     model = open_model("BERT")

@@ -24,25 +24,6 @@ NAMES: Names = {
 }
 
 
-def windows(config: Config) -> tuple[list[int], list[int]]:
-    """How many tokens each layer's window has, without the token itself, and every how many-th.
-
-    Raises ValueError for an odd number, and where a window would hold its token alone.
-    """
-    sizes, dilations = _by_layer(config, "attention_window", 512), _by_layer(config, "attention_dilation", 1)
-    odd, max_positions = [size for size in sizes if size % 2], config.int("max_position_embeddings")
-    if odd:
-        raise ValueError(
-            f"{config.where}: attention_window must be even, half of it on each side of a token, got {odd[0]}"
-        )
-    if max(dilations) >= max_positions:
-        raise ValueError(
-            f"{config.where}: attention_dilation is {max(dilations)} and the model has {max_positions} positions: "
-            "no token would have a neighbour; take a smaller one"
-        )
-    return sizes, dilations
-
-
 def _by_layer(config: Config, key: str, default: int) -> list[int]:
     depth = config.layers("num_hidden_layers")
     if not isinstance(config.get(key, default), list):
@@ -59,7 +40,10 @@ def long_tower(config: Config) -> Tower:
     config.only("attention_mode", "longformer")
     config.only("ignore_attention_mask", False)
     dropout = config.float("attention_probs_dropout_prob", 0.1)
-    for block, window, dilation in zip(tower.depth, *windows(config), strict=True):
+    windows, dilations = _by_layer(config, "attention_window", 512), _by_layer(config, "attention_dilation", 1)
+    if any(window % 2 for window in windows):
+        raise ValueError(f"{config.where}: attention_window must be even, half of it on each side, got {windows}")
+    for block, window, dilation in zip(tower.depth, windows, dilations, strict=True):
         block.attention = SlidingAttention(
             block.attention.d_model, block.attention.num_heads, reach=window // 2, dilation=dilation, dropout=dropout
         )
