@@ -94,6 +94,8 @@ class DualEncoder(Model):
         self.read_options(options)
         if input_ids is None and pixel_values is None:
             raise ValueError("there is nothing to read: give input_ids (B, N), pixel_values (B, C, H, W), or both")
+        if input_ids is None and attention_mask is not None:
+            raise ValueError("attention_mask came without input_ids: give both, or neither")
         checked = None if input_ids is None else self._check_text(input_ids, attention_mask)
         pixel_values = None if pixel_values is None else check_pixels(pixel_values, self._vision().embed.patches, self)
         text = None if checked is None else self._text_output(*checked, bool(output_hidden_states))

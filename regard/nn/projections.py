@@ -186,6 +186,13 @@ def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
 
     h follows from the width: under tensor parallelism a process has some of the heads, all of them D wide.
     """
+    if is_distributed(y):
+        raise TypeError("a projection gave a DTensor; attention needs local tensors: leave use_local_output=True")
+    if y.shape[-1] % head_dim:
+        raise ValueError(
+            f"a projection gave {y.shape[-1]} features, which are no whole heads of {head_dim}: the number of heads "
+            "must divide by the number of processes"
+        )
     y = y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
     if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
         y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)

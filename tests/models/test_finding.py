@@ -304,14 +304,6 @@ def test_a_hub_model_without_safetensors_says_that_it_may_be_pickled(tmp_path, m
         find("owner/name")
 
 
-def test_a_hub_model_of_another_library_is_called_what_it_is_before_its_weights_are_looked_for(tmp_path, monkeypatch):
-    """The pickles of the original LLaVA cannot be converted by a class of transformers."""
-    (tmp_path / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
-    answering(monkeypatch, tmp_path)
-    with pytest.raises(ValueError, match=r"config\.json.*LLaVA.*LlavaLlamaForCausalLM"):
-        find("owner/name")
-
-
 def test_without_huggingface_hub_directories_open_and_ids_name_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert find(tmp_path) == tmp_path

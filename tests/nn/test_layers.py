@@ -815,6 +815,8 @@ def test_shares_of_the_heads_that_do_not_fit_each_other_are_refused():
     part.w_o = layer.w_o
     with pytest.raises(ValueError, match=r"2.*4.*5.*w_o.*20"):
         part(x)
+    with pytest.raises(ValueError, match=r"6.*4"):
+        share(MultiHeadAttention(12, 3), 0)(torch.randn(B, N, 12))
     normed = MultiHeadAttention(20, 4, head_norms=(nn.RMSNorm(5), nn.RMSNorm(5)))
     with pytest.raises(ValueError, match=r"2.*4"):
         share(normed, 0)(x)

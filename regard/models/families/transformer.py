@@ -5,6 +5,7 @@ the end; one table embeds the words of both sides and scores the words to come; 
 
     >>> import torch
     >>> from torch.nn.functional import cross_entropy
+    >>> from regard.models.encoder_decoder import shift_right
     >>> model = transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
     >>> logits = model(source, decoder_input_ids=shift_right(target, model.start)).logits  # (5, 11, 37)
