@@ -356,6 +356,7 @@ class LinearAttention(HeadProjections):
             kv = context if isinstance(context, ContextKeys) else self.keys(x if context is None else context)
         if len(kv.k) != len(x):
             raise ValueError(f"x has {len(x)} batch rows, but the context has {len(kv.k)}")
+        self._check_all_heads(q, kv.k)
         return q, kv
 
     def extra_repr(self) -> str:
