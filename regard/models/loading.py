@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -24,14 +25,20 @@ from regard.models.family import (
     named_labels,
     places,
 )
-from regard.models.hub import INDEX, SINGLE, download
 from regard.models.initialization import initialize
 from regard.models.model import Model
+from regard.models.saving import IMAGES, INDEX, POOLING, SINGLE, TOKENIZER
 
 HEADS = ("head.", "pooler.", "text_pooler.", "vision_pooler.")  # what fine-tuning may begin anew
 
 Progress = Callable[[int, int], None]
 """Called after each tensor with the bytes read and the bytes in all."""
+
+WANTED = ["config.json", "generation_config.json", SINGLE, INDEX, "*-of-*.safetensors", *TOKENIZER, *POOLING, *IMAGES]
+UNWANTED = ["*/*.safetensors", "consolidated*"]  # other parts' weights, and the same weights once more
+
+ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+LONGEST_ID = 96  # letters, the hub's own limit
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
@@ -186,6 +193,43 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
         message = f"{name!r} is not complete: {error}; {WITH_NETWORK}{'' if known else pickled}"
         raise FileNotFoundError(message) from None
     return folder
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """The directory in the hub's cache that holds a model: only the files that regard reads, never pickles or code.
+
+    Raises:
+        FileNotFoundError: there is no such model or revision, or no network to get it.
+        PermissionError: the model is gated.
+        ConnectionError: the hub fails.
+        ValueError: not an id of the hub.
+        ImportError: `huggingface_hub` is not installed.
+    """
+    dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
+    if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
+        rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"
+        raise ValueError(f"{reprlib.repr(name)} is neither a directory nor an id of the hub, which is {rules}")
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        wanted = f"{name!r} is no directory here, and looking on the hub needs huggingface_hub"
+        raise ImportError(f"{wanted}: pip install 'regard[models]'") from error
+    of = f"{name!r}" + (f" at revision {revision!r}" if revision is not None else "")
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except errors.GatedRepoError as error:
+        ask = f"ask for access at https://huggingface.co/{name}, then log in with: hf auth login"
+        raise PermissionError(f"{of} is gated; {ask}") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"the hub has the model {name!r}, but no revision {revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        private = "check the spelling; if it is private, log in with: hf auth login"
+        raise FileNotFoundError(f"{name!r} is no directory here and no model of the hub; {private}") from error
+    except errors.LocalEntryNotFoundError as error:
+        todo = "with a network (and without HF_HUB_OFFLINE) it would be downloaded; or give a directory's path"
+        raise FileNotFoundError(f"{of} is neither a directory nor complete in the hub's cache here; {todo}") from error
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # the client's own: any failure of the connection
+        raise ConnectionError(f"the hub did not give {of}: {error}; try again later") from error
 
 
 def conversion(directory: Path, source: str = "directory") -> str:

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.formats import write_tensors
-from regard.models.hub import INDEX, SINGLE
 from regard.models.loading import Checkpoint, CheckpointError, weight_files
-from regard.models.saving import write_checkpoint
+from regard.models.saving import INDEX, SINGLE, write_checkpoint
 
 TENSORS = {
     "embed.weight": torch.arange(35, dtype=torch.float32).reshape(5, 7),  # 140 bytes

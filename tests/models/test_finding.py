@@ -8,9 +8,8 @@ import pytest
 import torch
 from huggingface_hub import constants, errors
 
-from regard.models.hub import INDEX, SINGLE, UNWANTED, WANTED
-from regard.models.loading import Checkpoint, CheckpointError, find
-from regard.models.saving import write_checkpoint
+from regard.models.loading import UNWANTED, WANTED, Checkpoint, CheckpointError, find
+from regard.models.saving import INDEX, SINGLE, write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"
