@@ -35,7 +35,7 @@ from regard import masks
 from regard.growth import peak_bytes
 from regard.lens.capture import Capture
 from regard.masks.tiles import visible_tiles
-from regard.models.families import longformer
+from regard.models.families import roberta
 from regard.models.family import Config
 
 RESULTS = Path(__file__).parent / "results"
@@ -228,7 +228,7 @@ def long_model(*, layers: int, heads: int, size: int, window: int, longest: int)
     values = {"model_type": "longformer", "vocab_size": 97, "num_hidden_layers": layers, "num_attention_heads": heads}
     values |= {"hidden_size": heads * size, "intermediate_size": 4 * heads * size, "attention_window": window}
     values |= {"max_position_embeddings": longest + 2, "type_vocab_size": 1, "hidden_act": "gelu"}
-    return longformer.build(Config(values), "text-classification").eval()
+    return roberta.build_long(Config(values), "text-classification").eval()
 
 
 def held(seen: Capture) -> int:

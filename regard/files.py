@@ -27,8 +27,6 @@ from regard.formats import read_json
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["RUN", "atomic_directory", "atomic_file", "check_target", "exclusive", "opened_run", "recover"]
-
 OPEN_LOCK = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}  # of syncing a directory
 RUN = "run.json"  # which run a directory holds

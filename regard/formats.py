@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +20,6 @@ from typing import IO, Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-
-__all__ = [
-    "DTYPES", "MOST_JSON", "Entry", "Refusal", "TensorFile", "TensorFileError", "check_file", "check_tensor",
-    "header_entries", "parsed", "parsing", "raw_bytes", "read_bounded", "read_json", "read_optional_json",
-    "read_stream", "write_tensors",
-]  # fmt: skip
 
 MOST_JSON = 2**26
 """Bytes of a JSON file, 64 MiB: the largest tokenizers have 35 MB, every other file a few kilobytes."""
@@ -111,11 +103,24 @@ def read_json(path: Path) -> Any:
 
     Raises ValueError for anything else, for a key that has two different values, and for more than MOST_JSON bytes.
     """
-    data = read_bounded(path, MOST_JSON)
+    return parse_json(read_bounded(path, MOST_JSON), os.fspath(path))
+
+
+def parse_json(text: bytes | str, where: str) -> Any:
+    """The value of a text in JSON, which messages call `where`; bytes are UTF-8. Raises ValueError as `read_json`."""
     try:
-        return json.loads(data.decode(), object_pairs_hook=_object)
+        return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
-        raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from None
+        raise ValueError(f"{where} is not JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        for key, one in pairs:
+            if one != value[key]:
+                raise ValueError(f"the key {key!r:.80} has two values, {one!r:.80} and {value[key]!r:.80}")
+    return value
 
 
 def read_optional_json(directory: Path | None, name: str, kind: type[Kind]) -> Kind | None:
@@ -139,64 +144,6 @@ def read_optional_json(directory: Path | None, name: str, kind: type[Kind]) -> K
     return values
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        for key, one in pairs:
-            if one != value[key]:
-                raise ValueError(f"the key {key!r:.80} has two values, {one!r:.80} and {value[key]!r:.80}")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """The error of `parsed` and its messages, templates of `str.format`.
-
-    deep: nested deeper than Python reads.  broken: not JSON, not UTF-8, or an integer of thousands of digits; {why}.
-    other: JSON, but not an object; {kind} and {value}.  twin: an object has a key more than once; {key} and {times}.
-    """
-
-    error: type[ValueError]
-    deep: str
-    broken: str
-    other: str
-    twin: str
-
-
-class _TwinError(ValueError):
-    """A key that comes more than once; its arguments are the key and how often."""
-
-
-def parsed(text: bytes | str, refusal: Refusal) -> dict[str, Any]:
-    """A JSON object (bytes are UTF-8) in which no key comes twice, at any depth; else raises the refusal's error.
-
-    >>> words = {"deep": "nested too deep", "broken": "not JSON ({why})", "other": "a {kind}, not an object"}
-    >>> refusal = Refusal(error=ValueError, **words, twin="the key {key} comes {times} times")
-    >>> parsed(b'{"a": {"b": 1, "b": 2}}', refusal)
-    Traceback (most recent call last):
-    ValueError: the key 'b' comes 2 times
-    """
-    try:
-        value = json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_without_twins)
-    except RecursionError:
-        raise refusal.error(refusal.deep) from None
-    except _TwinError as twin:
-        key, times = twin.args
-        raise refusal.error(refusal.twin.format(key=repr(key), times=times)) from None
-    except ValueError as error:
-        raise refusal.error(refusal.broken.format(why=error)) from None
-    if not isinstance(value, dict):
-        raise refusal.error(refusal.other.format(kind=type(value).__name__, value=reprlib.repr(value)))
-    return value
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise _TwinError(*Counter(key for key, _ in pairs).most_common(1)[0])
-    return value
-
-
 # ---------------------------------------------------------------------------------------------------------- safetensors
 
 
@@ -215,15 +162,6 @@ MAX_ELEMENTS = 2**60  # torch counts elements in 64 bits, past an axis of length
 
 class TensorFileError(ValueError):
     """A file that is damaged, cut short, or not a safetensors file that regard reads."""
-
-
-REFUSAL = Refusal(
-    error=TensorFileError,
-    deep="its JSON is nested too deep",
-    broken="its header is not JSON ({why})",
-    other="its JSON is no object, but {value}",
-    twin="the key {key} comes {times} times",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +219,10 @@ class TensorFile:
             except RuntimeError:  # of torch, which maps the file once more
                 raise TensorFileError("it was replaced or cut short while it was read") from None
             self._map = mmap(file.fileno(), 0, access=ACCESS_COPY)
-        header = parsed(text, REFUSAL)
+        try:
+            header = parse_json(text, "its header")
+        except ValueError as error:
+            raise TensorFileError(str(error)) from None
         self.metadata: Mapping[str, str] = MappingProxyType(header.pop("__metadata__", None) or {})
         entries, self._starts = {}, {}
         for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -327,14 +268,8 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     Traceback (most recent call last):
     TypeError: tensor 'weight' is of layout torch.sparse_coo; a file holds dense tensors with their values
 
-    Raises TypeError for what is no dense tensor of a known dtype, ValueError for a name that cannot be written.
+    Raises TypeError for what is no dense tensor of a known dtype.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"a tensor's name must be a string, got {type(name).__name__}: {name!r}")
-    if name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError(f"no tensor can be named {name!r}: it is kept for the metadata, or half of a surrogate pair")
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"tensor {name!r} must be a torch tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
         raise TypeError(f"tensor {name!r} is {kind}; a file holds dense tensors with their values")

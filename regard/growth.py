@@ -19,9 +19,8 @@ from regard import masks, tables
 from regard.checks import check_int
 from regard.costs import BYTES, Count
 from regard.locale import translate
-from regard.nn.feature_maps import orthogonal_features
+from regard.nn.feature_maps import kernel_attention, orthogonal_features
 from regard.nn.linformer import SlotProjection
-from regard.nn.performer import kernel_attention
 from regard.nn.projections import ContextKeys
 from regard.op import attention
 

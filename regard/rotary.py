@@ -18,12 +18,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import check_int
-
-__all__ = ["Angles", "DynamicNTK", "LinearScaling", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
+from regard.checks import are_integers, check_int
 
 CPU = torch.device("cpu")
-_WANTED, _TRY = "a torch tensor of integers", "try torch.arange({})"
 
 
 class Scaling(ABC):
@@ -346,16 +343,13 @@ class Rotary:
 
         Raises:
             TypeError: x is not floating point, or positions are not integers.
-            ValueError: shapes that do not fit, or angles of a Rotary of another width.
+            ValueError: shapes that do not fit.
         """
-        if isinstance(positions, Tensor):
+        if not isinstance(positions, Angles):
             self._check(x, positions)
             positions = self.angles(positions.to(x.device), torch.promote_types(x.dtype, torch.float32))
-        elif not isinstance(positions, Angles):
-            raise TypeError(f"positions must be {_WANTED}, got {type(positions).__name__}; {_TRY.format(x.shape[-2])}")
-        else:
-            self._check_angles(x, positions)
         cos, sin = positions.cos, positions.sin  # (…, N, R/2)
+        assert cos.shape[-2:] == (x.shape[-2], self.width // 2), (cos.shape, x.shape)
         if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)
         part, half = x[..., : self.width], self.layout == "half"
@@ -380,38 +374,20 @@ class Rotary:
         return Angles(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
 
     def _check(self, x: Tensor, positions: Tensor) -> None:
-        self._check_vectors(x)
-        if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
-            raise TypeError(f"positions must be {_WANTED}, got {positions.dtype}; {_TRY.format(x.shape[-2])}")
-        _check_places(x, positions.shape)
-
-    def _check_angles(self, x: Tensor, angles: Angles) -> None:
-        self._check_vectors(x)
-        cos = angles.cos
-        if torch.promote_types(x.dtype, cos.dtype) != cos.dtype:
-            raise ValueError(f"x is {x.dtype} and the angles {cos.dtype}: make them with angles(…, {x.dtype})")
-        if cos.shape[-1] != self.width // 2:
-            raise ValueError(
-                f"angles must be (…, N, {self.width // 2}), for this Rotary turns {self.width} columns in pairs; "
-                f"got {tuple(cos.shape)}"
-            )
-        _check_places(x, cos.shape[:-1])
-
-    def _check_vectors(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
             raise TypeError(f"x must be a floating-point torch tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (…, N, {self.dim}), for this Rotary has dim={self.dim}; got {tuple(x.shape)}")
-
-
-def _check_places(x: Tensor, places: torch.Size) -> None:
-    """Raise ValueError unless positions of this shape, or their angles, fit x (…, N, D)."""
-    fits = len(places) == 1 or (len(places) == 2 and x.ndim in (3, 4) and places[0] in (1, x.shape[0]))
-    if not fits or places[-1] != x.shape[-2]:
-        raise ValueError(
-            f"positions of shape {tuple(places)} do not fit x of shape {tuple(x.shape)}: "
-            "give (N,), or (B, N) with x (B, N, D) or (B, H, N, D)"
-        )
+        if not isinstance(positions, Tensor) or not are_integers(positions):
+            got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+            raise TypeError(f"positions must be a torch tensor of integers, such as torch.arange(N); got {got}")
+        places = positions.shape
+        fits = len(places) == 1 or (len(places) == 2 and x.ndim in (3, 4) and places[0] in (1, x.shape[0]))
+        if not fits or places[-1] != x.shape[-2]:
+            raise ValueError(
+                f"positions of shape {tuple(places)} do not fit x of shape {tuple(x.shape)}: "
+                "give (N,), or (B, N) with x (B, N, D) or (B, H, N, D)"
+            )
 
 
 def above_zero(name: str, value: float | None) -> None:

@@ -166,10 +166,8 @@ class Package:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = node.value.value if isinstance(node.value, ast.DictComp) else node.value
             yield from [value] if any(map(is_kept, targets)) else []
-        if isinstance(node, ast.keyword) and node.arg is not None:
-            call = source.parents[node]
-            if KEPT.fullmatch(node.arg) or (isinstance(call, ast.Call) and called(call) == "Refusal"):
-                yield unnamed(node.value)
+        if isinstance(node, ast.keyword) and node.arg is not None and KEPT.fullmatch(node.arg):
+            yield unnamed(node.value)
 
     def literals(self) -> set[str]:
         """The templates of all strings in the source: phrases that are not followed to a message are among them."""

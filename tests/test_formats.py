@@ -200,18 +200,11 @@ def test_a_path_that_is_taken_is_not_overwritten(path):
         ({}, bytes(5), "not fully covered"),
         ({"__metadata__": ["pt"]}, b"", "map"),
         ({"__metadata__": {"n": 7}}, b"", "7"),
-        ({"__metadata__": {"format": "tf"}}, b"", r"'tf'.*'pt'.*4"),
-        ({"__metadata__": {"format": "flax"}}, b"", r"'flax'.*'pt'"),
         (b"{nonsense}", b"", "JSON"),
         (b'{"\xff": 1}', b"", "utf-8"),
         (b'{"t": ' + b"9" * 5000 + b"}", b"", "JSON"),
         (b'{"t":' + b"[" * 200_000, b"", "JSON"),
-        (
-            json.dumps({"t": entry()}).encode()[:-1] + b"," + json.dumps({"t": entry()}).encode()[1:],
-            bytes(24),
-            r"'t'.*2",
-        ),
-        (b'{"__metadata__": {"a": "1", "a": "2"}}', b"", r"'a'.*2"),
+        (b'{"__metadata__": {"a": "1", "a": "2"}}', b"", r"'a'.*'1'.*'2'"),
         (b"[1, 2]  ", b"", "safetensors"),
     ],
 )
@@ -241,16 +234,9 @@ def test_a_tensor_of_terabytes_is_refused_before_memory_is_taken(path):
     assert re.search(rf"{len(raw) - 24 + 2**42:,}.*bytes.*{len(raw)}", refusal(path, raw))
 
 
-def test_a_git_lfs_pointer_and_a_renamed_pickle_are_called_what_they_are(path):
+def test_a_git_lfs_pointer_is_called_what_it_is(path):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 90868376\n"
     assert re.search(r"Git.*LFS", refusal(path, pointer))
-    for new in (True, False):
-        torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=new)
-        said = refusal(path, path.read_bytes())
-        assert "pickle" in said
-        assert re.search(r"pytorch_model\.bin.*C\.from_pretrained\(directory\)", said)
-    (path.parent / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    assert "GPT2LMHeadModel.from_pretrained(directory)" in refusal(path, path.read_bytes())
 
 
 @settings(max_examples=300, deadline=None)
@@ -277,10 +263,6 @@ def test_flipped_bytes_of_the_header_never_do_worse_than_an_error_of_the_file(tm
 @pytest.mark.parametrize(
     ("name", "tensor", "kind", "words"),
     [
-        (7, torch.ones(1), TypeError, "int: 7"),
-        ("__metadata__", torch.ones(1), ValueError, "'__metadata__'"),
-        ("\ud800", torch.ones(1), ValueError, "surrogate"),
-        ("t", [1.0], TypeError, "'t'.*list"),
         ("t", torch.ones(1, device="meta"), TypeError, "'t'.*meta"),
         ("t", torch.ones(1).to_sparse(), TypeError, r"'t'.*torch\.sparse_coo"),
         (

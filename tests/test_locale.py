@@ -139,7 +139,6 @@ def test_templates_are_read_from_the_source(errors):
     assert found.issuperset(
         [
             "there is no session {}: there are {}; unused ones go when new ones come",  # an f-string
-            "its header is not JSON ({})",  # a table of `Refusal`
             "a CUDA graph was being captured, in which nothing can be measured; watch the model without CUDA graphs",
             "nothing to show: {} batch rows, {} heads, {} queries, {} keys",  # str.format
             "rows must be integers, int64 or int32, the old row of each new one; got {}",  # a + and a condition

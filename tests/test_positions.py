@@ -24,7 +24,6 @@ from regard.positions import (
     LinearScaling,
     Llama3,
     LongRope,
-    Relative,
     Rotary,
     Shaw,
     Swin,
@@ -305,42 +304,6 @@ def test_angles_are_cosines_and_sines_of_position_times_frequency_and_the_magnit
     assert rotary.angles(positions).cos.dtype == torch.float32
 
 
-def test_angles_narrower_than_what_they_turn_are_refused():
-    rotary, x = Rotary(6), torch.randn(5, 6, dtype=torch.float64)
-    message = r"torch\.float64.*torch\.float32.*angles\(…, torch\.float64\)"
-    with pytest.raises(ValueError, match=message):
-        rotary.turn(x, rotary.angles(torch.arange(5)))
-    assert rotary.turn(x, rotary.angles(torch.arange(5), torch.float64)).dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("shape", "angles", "error", "message"),
-    [
-        ((2, 3, 5, 10), lambda r: r.angles(torch.arange(5)), ValueError, r"x.*\(…, N, 8\).*\(2, 3, 5, 10\)"),
-        (
-            (2, 3, 5, 8),
-            lambda r: Rotary(10).angles(torch.arange(5)),
-            ValueError,
-            r"angles.*\(…, N, 4\).*Rotary.*8.*\(5, 5\)",
-        ),
-        ((2, 3, 5, 8), lambda r: r.angles(torch.tensor([0])), ValueError, r"\(1,\)"),
-        ((2, 3, 5, 8), lambda r: r.angles(torch.zeros(3, 5, dtype=torch.long)), ValueError, r"\(3, 5\)"),
-        ((5, 8), lambda r: r.angles(torch.zeros(5, 5, dtype=torch.long)), ValueError, r"\(5, 5\)"),
-    ],
-    ids=["wider vectors", "another Rotary's", "one for all", "another batch", "a batch for none"],
-)
-def test_angles_that_do_not_fit_what_they_turn_are_refused(shape, angles, error, message):
-    rotary = Rotary(8)
-    with pytest.raises(error, match=message):
-        rotary.turn(torch.randn(shape), angles(rotary))
-
-
-def test_angles_turn_floats_alone():
-    rotary = Rotary(8)
-    with pytest.raises(TypeError, match=r"x.*torch\.int64"):
-        rotary.turn(torch.ones(5, 8, dtype=torch.long), rotary.angles(torch.arange(5)))
-
-
 def test_angles_of_one_text_turn_a_batch():
     rotary, x = Rotary(8), torch.randn(2, 3, 5, 8)
     assert torch.equal(rotary.turn(x, rotary.angles(torch.arange(5)[None])), rotary.turn(x, torch.arange(5)))
@@ -357,7 +320,7 @@ def test_length_of_a_text_is_counted_beyond_a_narrow_integer(dtype):
 
 @pytest.mark.parametrize("positions", [[0, 1, 2, 3, 4], (torch.ones(5, 3), torch.zeros(5, 3)), None])
 def test_neither_positions_nor_angles_is_refused(positions):
-    message = rf"positions.*{type(positions).__name__}.*torch\.arange\(5\)"
+    message = rf"positions.*torch\.arange\(N\).*{type(positions).__name__}"
     with pytest.raises(TypeError, match=message):
         Rotary(6).turn(torch.zeros(5, 6), positions)
 
@@ -433,7 +396,7 @@ def test_rotary_refuses_bad_settings(make, error, message):
         ),
         (np.zeros((3, 6)), torch.arange(3), TypeError, r"x.*float64"),
         (torch.zeros(3, 8), torch.arange(3), ValueError, r"x.*\(…, N, 6\).*\(3, 8\)"),
-        (torch.zeros(3, 6), torch.arange(3.0), TypeError, r"torch.float32.*torch.arange\(3\)"),
+        (torch.zeros(3, 6), torch.arange(3.0), TypeError, r"torch.arange.*torch.float32"),
         (torch.zeros(3, 6), torch.ones(3).bool(), TypeError, r"torch.bool"),
         (torch.zeros(3, 6), [0, 1, 2], TypeError, "list"),
         (torch.zeros(3, 6), torch.arange(4), ValueError, r"\(4,\).*\(3, 6\)"),
@@ -704,18 +667,11 @@ def test_swin_gradients_count_the_readings():
             ValueError,
             r"q.*4.*heads.*Shaw.*3",
         ),
-        (lambda: Shaw(7, 2).bias(np.zeros((5, 7)), 1.0), TypeError, r"q.*\(…, N, D\)"),
         (lambda: Swin((0, 5), 3), ValueError, r"height.*1.*0"),
         (lambda: Swin((2, -5), 3), ValueError, r"width.*1.*-5"),
         (lambda: Swin((2, 5), 0), ValueError, r"heads.*1.*0"),
         (lambda: Swin(7, 3), TypeError, r"window.*7"),
         (lambda: Swin((2, 3, 5), 3), TypeError, r"window.*\(2, 3, 5\)"),
-        (
-            lambda: Relative(torch.zeros(1, 1, 1, 4)),
-            ValueError,
-            r"shape.*\(1, 1, 1, 4\)",
-        ),
-        (lambda: Relative(torch.zeros(3, 5)), ValueError, r"terms.*B.*1.*shape.*\(3, 5\)"),
         (lambda: dense(torch.ones(3, 5).bool()), TypeError, r"bias.*torch.bool"),
         (lambda: dense(torch.ones(3)), ValueError, r"bias.*2.*4.*shape.*\(3,\)"),
         (lambda: as_bias([[1.0]], (1, 1)), TypeError, r"bias.*list"),

@@ -18,7 +18,7 @@ from twins import widened
 
 import regard
 from regard.models.model import Model
-from regard.training.recipes.image_classification import ImageRows
+from regard.training.recipes.images import ImageRows
 from regard.training.recipes.mlm import SegmentPairs
 from regard.training.recipes.recipe import Batch, Recipe
 

@@ -18,83 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.images import MOST_PIXELS, OpenedImage, Source, is_batch, numbered, open_image
-from regard.formats import read_json
+from regard.formats import read_optional_json
 from regard.layouts import Frame
 from regard.locale import Lang, translate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-@dataclass(frozen=True)
-class Exactly:
-    """One size for all images, whatever their shape: {"height": …, "width": …}."""
-
-    height: int
-    width: int
-
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of an image."""
-        return self.height, self.width
-
-    @property
-    def phrase(self) -> str:
-        """The step in words, its fields in braces."""
-        return "resize to {height} × {width} ({filter})"
-
-
-@dataclass(frozen=True)
-class ShorterSide:
-    """The shorter side becomes `side`, less where the longer one would pass `longest`; the shape stays.
-
-    {"shortest_edge": …}, {"shortest_edge": …, "longest_edge": …}.
-
-    >>> ShorterSide(224, longest=280).of(480, 640)
-    (210, 280)
-    """
-
-    side: int
-    longest: int | None = None
-
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of an image."""
-        short, long = min(height, width), max(height, width)
-        side: float = self.side
-        if self.longest is not None and long / short * side > self.longest:
-            side = self.longest * short / long
-        shorter = round(side)
-        if shorter == short:  # nothing to resize, though the longer side may still be a pixel too long
-            return height, width
-        longer = int(side * long / short)
-        return (longer, shorter) if width < height else (shorter, longer)
-
-    @property
-    def phrase(self) -> str:
-        """The step in words, its fields in braces."""
-        if self.longest is None:
-            return "resize the shorter side to {side} ({filter})"
-        return "resize the shorter side to {side} (the longer one to {longest} at most) ({filter})"
-
-
-@dataclass(frozen=True)
-class Within:
-    """As large as fits into a height and a width; the shape stays: {"max_height": …, "max_width": …}."""
-
-    height: int
-    width: int
-
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of an image."""
-        scale = min(self.height / height, self.width / width)
-        return int(height * scale), int(width * scale)
-
-    @property
-    def phrase(self) -> str:
-        """The step in words, its fields in braces."""
-        return "resize to fit into {height} × {width} ({filter})"
-
-
-Target = Exactly | ShorterSide | Within
 
 
 FILTERS = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")
@@ -137,14 +66,41 @@ class Square:
 
 @dataclass(frozen=True)
 class Resize:
-    """Made larger or smaller by Pillow."""
+    """Made larger or smaller by Pillow.
 
-    target: Target
-    resample: int  # the number of the filter in FILTERS
+    >>> Resize({"shortest_edge": 224, "longest_edge": 280}, 3).new_size(480, 640)
+    (210, 280)
+
+    size: as in preprocessor_config.json: height and width; or, where the shape stays, max_height and max_width, which
+      it fits into, or shortest_edge, made smaller where the longer side would pass longest_edge.
+    resample: the number of the filter in FILTERS.
+    """
+
+    size: Mapping[str, int]
+    resample: int
+
+    def new_size(self, height: int, width: int) -> tuple[int, int]:
+        """The new height and width of an image."""
+        match self.size:
+            case {"height": new_height, "width": new_width}:
+                return new_height, new_width
+            case {"max_height": max_height, "max_width": max_width}:
+                scale = min(max_height / height, max_width / width)
+                return int(height * scale), int(width * scale)
+        short, long = min(height, width), max(height, width)
+        side: float = self.size["shortest_edge"]
+        longest = self.size.get("longest_edge")
+        if longest is not None and long / short * side > longest:
+            side = longest * short / long
+        shorter = round(side)
+        if shorter == short:  # nothing to resize, though the longer side may still be a pixel too long
+            return height, width
+        longer = int(side * long / short)
+        return (longer, shorter) if width < height else (shorter, longer)
 
     def frame(self, frame: Frame) -> Frame:
         """Where the new pixels lie. Raises ValueError where they would be too many, or none."""
-        height, width = self.target.of(*frame.pixels)
+        height, width = self.new_size(*frame.pixels)
         if height * width > MOST_MADE or min(height, width) < 1:
             raise ValueError(
                 f"an image {frame.pixels[0]} high and {frame.pixels[1]} wide, after {self.text()!r}, would be "
@@ -154,12 +110,23 @@ class Resize:
 
     def apply(self, image: Image) -> Image:
         """The resized image."""
-        height, width = self.target.of(image.height, image.width)
+        height, width = self.new_size(image.height, image.width)
         return image.resize((width, height), self.resample)
 
     def text(self, lang: Lang = "en") -> str:
         """In words."""
-        return translate(self.target.phrase, lang, filter=FILTERS[self.resample], **vars(self.target))
+        return translate(SIZES[frozenset(self.size)], lang, filter=FILTERS[self.resample], **self.size)
+
+
+SIZES = {
+    frozenset(["height", "width"]): "resize to {height} × {width} ({filter})",
+    frozenset(["max_height", "max_width"]): "resize to fit into {max_height} × {max_width} ({filter})",
+    frozenset(["shortest_edge"]): "resize the shorter side to {shortest_edge} ({filter})",
+    frozenset(["shortest_edge", "longest_edge"]): (
+        "resize the shorter side to {shortest_edge} (the longer one to {longest_edge} at most) ({filter})"
+    ),
+}
+"""The sizes that there are, in words."""
 
 
 @dataclass(frozen=True)
@@ -360,18 +327,17 @@ class ImageProcessor:
         """
         folder = Path(directory)
         file = folder / NESTED
-        values = _read_object(file).get("image_processor") if file.is_file() else None
+        values = (read_optional_json(folder, NESTED, dict) or {}).get("image_processor")
         if values is None:
-            file = folder / FILE
-            if not file.is_file():
+            file, values = folder / FILE, read_optional_json(folder, FILE, dict)
+            if values is None:
                 raise FileNotFoundError(
                     f"{directory} holds neither {FILE} nor {NESTED} with an image_processor, so nothing says how its "
                     "images are processed. If you know: regard.data.image_processing.ImageProcessor.of(kind, options)"
                 )
-            values = _read_object(file)
         elif not isinstance(values, dict):
             raise ValueError(f"{file}: image_processor must be an object, got {values!r:.80}")
-        kind = _kind(values, folder / "config.json", file)
+        kind = _kind(values, folder, file)
         return cls(kind, _transforms(kind, values, str(file), ignore), deepcopy(values))
 
     @classmethod
@@ -456,14 +422,7 @@ def known_values(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in unknown}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold an object, it holds {type(values).__name__}")
-    return values
-
-
-def _kind(values: Mapping[str, Any], config: Path, file: Path) -> str:
+def _kind(values: Mapping[str, Any], folder: Path, file: Path) -> str:
     """The kind that a file names, in old and new spellings; else that of the model_type in config.json."""
     name = values.get("image_processor_type") or values.get("feature_extractor_type")
     if name is not None:
@@ -472,7 +431,7 @@ def _kind(values: Mapping[str, Any], config: Path, file: Path) -> str:
             known = ", ".join(f"{kind}ImageProcessor" for kind in KINDS)
             raise ValueError(f"{file} is for a {name!s:.80}, which is not supported. Supported: {known}")
         return match[1]
-    model = _read_object(config).get("model_type") if config.is_file() else None
+    model = (read_optional_json(folder, "config.json", dict) or {}).get("model_type")
     if not isinstance(model, str) or model not in MODELS:
         raise ValueError(
             f"{file} names no image_processor_type, and config.json beside it no model_type that implies one "
@@ -504,11 +463,11 @@ def _transforms(kind: str, values: Mapping[str, Any], where: str, ignore: Iterab
         config.check_only("image_num_channels", 3)
     if config.flag("do_resize"):
         older = kind == "Idefics" and config.values.get("image_size") is not None
-        target = config.target("image_size" if older else "size", square=config.flag("default_to_square"))
+        size = config.size("image_size" if older else "size", square=config.flag("default_to_square"))
         resample: Any = config.values.get("resample")
         if not _is_integer(resample, 0, len(FILTERS) - 1):
             raise ValueError(f"{where}: resample must be an integer from 0 to {len(FILTERS) - 1}, got {resample!r:.80}")
-        steps.append(Resize(target, resample))
+        steps.append(Resize(size, resample))
     if config.flag("do_center_crop"):
         steps.append(Crop(*config.pair("crop_size")))
     pad = None
@@ -549,7 +508,7 @@ class ImageConfig:
         if value is not None and value != allowed:
             raise ValueError(f"{self.where}: {key} is {value!r:.80}, and only {allowed!r} is supported")
 
-    def target(self, key: str, *, square: bool) -> Target:
+    def size(self, key: str, *, square: bool) -> dict[str, int]:
         """A size; one number (as in old files) means both sides, if `square`, or the shorter one."""
         value = self.values.get(key)
         sides: dict[str, Any] = {}
@@ -562,26 +521,24 @@ class ImageConfig:
         for side, n in sides.items():
             if not _is_integer(n):
                 raise ValueError(f"{self.where}: {key}: {side} must be an integer of at least 1, got {n!r:.80}")
-        if sides.keys() == {"height", "width"}:
-            return Exactly(sides["height"], sides["width"])
-        if sides.keys() in ({"shortest_edge"}, {"shortest_edge", "longest_edge"}):
-            return ShorterSide(sides["shortest_edge"], sides.get("longest_edge"))
-        if sides.keys() == {"max_height", "max_width"}:
-            return Within(sides["max_height"], sides["max_width"])
-        raise ValueError(
-            f"{self.where}: {key} must be a number, height and width, shortest_edge (and longest_edge), or max_height "
-            f"and max_width, got {value!r:.200}"
-        )
+        if frozenset(sides) not in SIZES:
+            raise ValueError(
+                f"{self.where}: {key} must be a number, height and width, shortest_edge (and longest_edge), or "
+                f"max_height and max_width, got {value!r:.200}"
+            )
+        return sides
 
     def pair(self, key: str) -> tuple[int, int]:
         """A height and a width of at most MOST_MADE pixels."""
-        target = self.target(key, square=True)
-        if not isinstance(target, Exactly):
+        size = self.size(key, square=True)
+        if size.keys() != {"height", "width"}:
             value = self.values.get(key)
             raise ValueError(f"{self.where}: {key} must be a number, or height and width, got {value!r:.80}")
-        if target.height * target.width > MOST_MADE:
-            raise ValueError(f"{self.where}: {key} is {target.height} × {target.width}, more than {MOST_MADE:,} pixels")
-        return target.height, target.width
+        if size["height"] * size["width"] > MOST_MADE:
+            raise ValueError(
+                f"{self.where}: {key} is {size['height']} × {size['width']}, more than {MOST_MADE:,} pixels"
+            )
+        return size["height"], size["width"]
 
     def channels(self, key: str) -> tuple[float, float, float]:
         """One number for each colour; a single one is for all."""

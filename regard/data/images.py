@@ -6,7 +6,6 @@ import io
 import os
 import re
 import warnings
-from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,17 +42,6 @@ MOST_READ = 2**28
 
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that images come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
-
-LOOKED_AT = 512  # bytes that say enough about a file
-
-# What Pillow would have opened, were it whole.
-BEGINNINGS = {
-    b"\xff\xd8\xff": "a JPEG", b"\x89PNG": "a PNG", b"GIF8": "a GIF", b"BM": "a BMP", b"II*\0": "a TIFF",
-    b"MM\0*": "a TIFF",
-}  # fmt: skip
-# Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
-HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
-CONVERT = "convert it to JPEG or PNG first"
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | OpenedImage"
 """What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4)."""
@@ -202,14 +189,16 @@ def _identified(source: Any, *, verify: bool) -> Iterator[tuple[Image, str, str,
 def _by_header(file: IO[bytes], label: str, verify: bool) -> Image:
     library = _pillow()
     image: Image | None
-    head = file.read(LOOKED_AT)
     with _decoding(label):
         try:
             image = library.open(file, formats=FORMATS)
         except library.UnidentifiedImageError:
             image = None
     if image is None:
-        raise ValueError(f"{label} {_description(head)}. What can be opened: {', '.join(FORMATS)}")
+        raise ValueError(
+            f"{label} is no image that can be opened ({', '.join(FORMATS)}): it is broken, cut off or of another "
+            "format. Convert HEIC, SVG and PDF to JPEG or PNG first"
+        )
     if not verify or image.format != "PNG":
         return image
     _check_pixels(label, image)
@@ -222,7 +211,7 @@ def _by_header(file: IO[bytes], label: str, verify: bool) -> Image:
 def _check_path(source: object) -> str:
     """The path of a file that is there."""
     if not isinstance(source, (str, os.PathLike)):
-        hint = f": {_tensor_hint(source)}" if isinstance(source, Tensor) else ""
+        hint = ": a tensor (3, H, W) of uint8 as tensor.permute(1, 2, 0).numpy()" if isinstance(source, Tensor) else ""
         raise TypeError(
             "an image is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
             f"got {type(source).__name__}{hint}"
@@ -261,7 +250,10 @@ def _held(file: IO[bytes]) -> bytes:
 def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     """(H, W), or (H, W, 3 or 4), as Pillow takes it."""
     if array.dtype != np.uint8:
-        raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{_uint8_hint(array)}")
+        raise ValueError(
+            f"an array of pixels must be uint8, 0 to 255, got {array.dtype}: convert it, from 0 to 1 as "
+            "(array * 255).round().astype(np.uint8)"
+        )
     if array.ndim == 4:
         raise ValueError(f"one array is one image, got shape {array.shape}: give a list of them, list(array)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
@@ -373,61 +365,3 @@ def _eight_bits(image: Image, label: str) -> Image:
     if isinstance(clear, int):
         grey.putalpha(library.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return grey
-
-
-# ------------------------------------------------------------------------------------------------ what to do instead
-
-
-def _description(head: bytes) -> str:
-    """What a file that begins with these bytes is, and what to do: the end of a sentence about it."""
-    if not head:
-        return "is empty: it has 0 bytes"
-    lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if lower.startswith((b"<!doctype html", b"<html")):
-        return "is a web page (HTML), not an image: a download that went wrong looks like this"
-    if b"<svg" in lower:
-        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
-    if head[4:8] == b"ftyp" and head[8:12] in HEIF:
-        return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
-    if head.startswith((b"%PDF", b"%!PS")):
-        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not an image: {CONVERT}"
-    try:  # the incremental decoder accepts a character that the end cuts in two
-        text = getincrementaldecoder("utf-8-sig")().decode(head)
-    except UnicodeDecodeError:
-        text = ""
-    if text and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text):
-        return "is text, not an image"
-    begun = next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        begun = "a WebP"
-    elif head[4:12] == b"ftypavif":
-        begun = "an AVIF"
-    if begun is not None:
-        return f"begins as {begun} does, but it is broken or cut off: get it again"
-    return f"is of a format that is not supported: {CONVERT}"
-
-
-def _uint8_hint(array: NDArray[Any]) -> str:
-    """How to convert an array of another dtype to uint8, as far as its values tell."""
-    kind = array.dtype.kind
-    if kind == "b":
-        return ": array.astype(np.uint8) * 255"
-    if kind not in "iuf" or array.size == 0:
-        return ""
-    low, high = array.min(), array.max()
-    if low >= 0 and high <= 255:
-        scaled = "(array * 255).round()" if high <= 1 else "array.round()"
-        return f": {scaled if kind == 'f' else 'array'}.astype(np.uint8)"
-    if kind != "f" and 0 <= low <= high <= 65535:
-        return f" up to {high}: 16 bits are (array >> 8).astype(np.uint8)"
-    return f" from {low} to {high}, which does not say what is black and what is white"
-
-
-def _tensor_hint(tensor: Tensor) -> str:
-    """How to convert a tensor, as torchvision has them (colours first), to an array."""
-    if tensor.ndim == 4:
-        return "pass images as a list; processed pixel values go to the model itself, model(pixel_values=…)"
-    bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
-    if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
-        return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
-    return f"{bytes_of}.numpy()"

@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["fingerprint", "numbered_lines", "read_documents", "read_rows"]
-
 
 def read_documents(source: Any) -> list[str]:
     """Whole texts: of a .txt file, of each line of a .jsonl ("text"), of every such file in a directory, or as given.

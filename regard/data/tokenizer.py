@@ -402,7 +402,7 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> TokenizerP
         first, second = (
             " ".join(f"{token}:{n}" for token in (bos, text, eos) if token) for n, text in enumerate(("$A", "$B"))
         )
-        add_template(rust, first, f"{first} {second}", {token: token for token in (bos, eos) if token})
+        add_template(rust, first, f"{first} {second}", [token for token in (bos, eos) if token])
     kind.set_template(rust, folder, names, vocabulary)
     rust.encode_special_tokens = bool(folder.switch("split_special_tokens", False))
     # 3. What the checkpoint does by default.

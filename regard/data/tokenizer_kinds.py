@@ -32,10 +32,8 @@ from regard.data.tokenizer_pipeline import (
     Kind,
     Names,
     Vocabulary,
-    add_template,
     clean_spaces,
     kept_lengths,
-    read_object,
     read_sentencepiece,
     rust_library,
     sentencepiece_bpe,
@@ -43,7 +41,7 @@ from regard.data.tokenizer_pipeline import (
     text_of,
     texts_of,
 )
-from regard.formats import parsing
+from regard.formats import parsing, read_optional_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -57,6 +55,7 @@ class BertKind(Kind):
     files = ("vocab.txt",)
     model = "WordPiece"
     defaults: ClassVar[Names] = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+    template = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")
 
     def read(self, folder: Folder) -> Vocabulary:
         """vocab.txt: one token a line."""
@@ -79,11 +78,6 @@ class BertKind(Kind):
         rust.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         rust.decoder = library.decoders.WordPiece(prefix="##")
         return rust
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """[CLS] A [SEP] B [SEP]."""
-        cls, sep = self.token(folder, names, "cls"), self.token(folder, names, "sep")
-        add_template(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", {cls: cls, sep: sep})
 
 
 class GPT2Kind(Kind):
@@ -221,6 +215,7 @@ class T5Kind(UnigramKind):
 
     class_name = "T5Tokenizer"
     defaults: ClassVar[Names] = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+    template = ("$A {eos}", "$A {eos} $B {eos}")
     unknown_id = 2
 
     def pieces(self, folder: Folder, pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -239,10 +234,6 @@ class T5Kind(UnigramKind):
         """Always."""
         return True
 
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """A </s> B </s>."""
-        add_template(rust, "$A </s>", "$A </s> $B </s>", {"</s>": self.token(folder, names, "eos")})
-
     def extra_tokens(self, folder: Folder, listed: list[Any]) -> list[Any]:
         """The sentinels, unless the files list them."""
         return listed if any("<extra_id_" in text_of(token) for token in listed) else listed + self.sentinels(folder)
@@ -256,6 +247,7 @@ class AlbertKind(UnigramKind):
         "bos": "[CLS]", "eos": "[SEP]", "sep": "[SEP]", "cls": "[CLS]", "unk": "<unk>", "pad": "<pad>",
         "mask": "[MASK]",
     }  # fmt: skip
+    template = BertKind.template
     unknown_id = 1
 
     def normalizers(self, folder: Folder) -> list[Any]:
@@ -269,10 +261,8 @@ class AlbertKind(UnigramKind):
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """As BERT, unless tokenizer.json or add_bos_token and add_eos_token decide otherwise."""
         switched = vocabulary.whole is None and bool({"add_bos_token", "add_eos_token"} & set(folder.values))
-        if switched or (vocabulary.whole is not None and vocabulary.whole.post_processor is not None):
-            return
-        tokens = {"[CLS]": self.token(folder, names, "cls"), "[SEP]": self.token(folder, names, "sep")}
-        add_template(rust, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", tokens)
+        if not (switched or (vocabulary.whole is not None and vocabulary.whole.post_processor is not None)):
+            super().set_template(rust, folder, names, vocabulary)
 
 
 class XLMRobertaKind(UnigramKind):
@@ -281,6 +271,7 @@ class XLMRobertaKind(UnigramKind):
     class_name = "XLMRobertaTokenizer"
     files = ("sentencepiece.bpe.model",)
     defaults: ClassVar[Names] = RobertaKind.defaults
+    template = ("{bos} $A {eos}", "{bos} $A {eos} {eos} $B {eos}")
     unknown_id = 3
 
     def pieces(self, folder: Folder, pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -288,11 +279,6 @@ class XLMRobertaKind(UnigramKind):
         texts = {role: text_of(token) for role, token in folder.named(self.defaults).items()}
         first = [(texts.get(role, self.defaults[role]), 0.0) for role in ("bos", "pad", "eos", "unk")]
         return [*first, *pieces[3:], (texts.get("mask", self.defaults["mask"]), 0.0)]
-
-    def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
-        """<s> A </s> </s> B </s>."""
-        bos, eos = self.token(folder, names, "bos"), self.token(folder, names, "eos")
-        add_template(rust, f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B {eos}", {bos: bos, eos: eos})
 
 
 class LlamaKind(Kind):
@@ -371,7 +357,7 @@ class MarianEngine:
         if folder.switch("separate_vocabs", False):
             raise ValueError(f"{folder.path} has a vocabulary for each language (separate_vocabs): not supported")
         file = folder.path / "vocab.json"
-        words = read_object(file)
+        words = read_optional_json(folder.path, "vocab.json", dict)
         if not words or not all(type(number) is int and 0 <= number < 1 << 31 for number in words.values()):
             raise ValueError(f"{file} must hold an object of token: id")
         for role in ("unk", "eos"):

@@ -11,14 +11,14 @@ import base64
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.formats import MOST_JSON, parsing, read_bounded, read_json
+from regard.formats import MOST_JSON, parsing, read_bounded, read_optional_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -35,11 +35,6 @@ def rust_library() -> Any:
     """The `tokenizers` library with its submodules. Raises ImportError that says how to install it."""
     try:
         import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.normalizers
-        import tokenizers.pre_tokenizers
-        import tokenizers.processors
     except ImportError as problem:
         raise ImportError(f"tokenizers need the tokenizers library ({problem}): {INSTALL}") from problem
     return tokenizers
@@ -57,16 +52,6 @@ def sentencepiece_library() -> Any:
     return library
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} if there is no file. Raises ValueError if it is broken or not an object."""
-    if not path.is_file():
-        return {}
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, and holds a {type(value).__name__}")
-    return value
-
-
 @dataclass(frozen=True)
 class Folder:
     """A tokenizer's directory, without the vocabulary."""
@@ -80,7 +65,8 @@ class Folder:
     @classmethod
     def read(cls, path: Path, vocabulary_added: Mapping[int, AddedToken]) -> Folder:
         """Read the files. vocabulary_added: the added tokens of tokenizer.json."""
-        config, model = read_object(path / "tokenizer_config.json"), read_object(path / "config.json")
+        config = read_optional_json(path, "tokenizer_config.json", dict) or {}
+        model = read_optional_json(path, "config.json", dict) or {}
         values = {key: _tokens_in(path, key, value) for key, value in config.items() if key != "added_tokens_decoder"}
         if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
             values["extra_special_tokens"] = values.pop("additional_special_tokens")
@@ -93,11 +79,11 @@ class Folder:
                 raise ValueError(f"{file}: added_tokens_decoder must be an object of id: token")
             added = {int(key): _token(path, value) for key, value in table.items()}
         else:
-            for key, value in read_object(path / "special_tokens_map.json").items():
+            for key, value in (read_optional_json(path, "special_tokens_map.json", dict) or {}).items():
                 values[key] = _tokens_in(path, key, value)
             _check_tokens(path, values)
             # added_tokens.json does not say which tokens are special: those with a role are
-            table = read_object(path / "added_tokens.json")
+            table = read_optional_json(path, "added_tokens.json", dict) or {}
             if not all(isinstance(number, int) for number in table.values()):
                 raise ValueError(f"{path / 'added_tokens.json'} must be an object of token: id")
             special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
@@ -291,6 +277,7 @@ class Kind:
     defaults: ClassVar[Names] = {}  # role → special token, unless the files name another
     padding_side: ClassVar[str] = "right"  # unless the files name another
     word_end: ClassVar[str] = ""  # suffix of a word's last piece, a space in text
+    template: ClassVar[tuple[str, ...]] = ()  # special tokens, by role, around a text and around a pair
 
     def read(self, folder: Folder) -> Vocabulary:
         """The vocabulary from `files`."""
@@ -325,6 +312,11 @@ class Kind:
 
     def set_template(self, rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
         """Set the special tokens around a text, where tokenizer.json and add_bos_token/add_eos_token do not decide."""
+        if self.template:
+            roles = re.findall(r"\{(\w+)\}", self.template[1])
+            tokens = {role: self.token(folder, names, role) for role in roles}
+            single, pair = (text.format(**tokens) for text in self.template)
+            add_template(rust, single, pair, tokens.values())
 
     def extra_tokens(self, folder: Folder, listed: list[Any]) -> list[Any]:
         """Special tokens without a role, given those that the files list."""
@@ -337,9 +329,9 @@ class Kind:
         return names[role]
 
 
-def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Names) -> None:
-    """tokens: name in the template → text in the vocabulary."""
-    known = [(name, rust.token_to_id(text)) for name, text in tokens.items()]
+def add_template(rust: RustTokenizer, single: str, pair: str, tokens: Iterable[str]) -> None:
+    """Set the tokens around a text and around a pair, as `TemplateProcessing` of the library writes them."""
+    known = [(token, rust.token_to_id(token)) for token in dict.fromkeys(tokens)]
     rust.post_processor = rust_library().processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
 
 

@@ -21,6 +21,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor, nn
 
 from regard import tables
+from regard.checks import check_int
 from regard.data.rows import fingerprint, numbered_lines, read_rows
 from regard.files import atomic_file, opened_run
 from regard.formats import TensorFile, TensorFileError
@@ -32,7 +33,6 @@ from regard.locale import Lang, translate
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model, eval_mode
 from regard.models.text import TextModel
-from regard.tasks.inputs import check_positive
 
 __all__ = ["HeadMean", "HeadSums", "Survey", "SurveyInterrupted", "survey"]
 
@@ -110,7 +110,7 @@ def survey(
     counts = {"batch_size": batch_size, "length": length, "limit": limit, "shard": shard}
     for name, value in counts.items():
         if value is not None or name not in ("length", "limit"):
-            check_positive(name, value)
+            check_int(name, value)
     if not isinstance(model, nn.Module):
         raise TypeError(f"survey takes a torch.nn.Module, got {type(model).__name__}")
     corpus: TextCorpus | InputCorpus

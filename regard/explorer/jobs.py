@@ -20,8 +20,7 @@ from typing_extensions import TypedDict
 from regard.backends.call import Call
 from regard.data.images import OpenedImage, open_image
 from regard.explorer.security import report, without_folders
-from regard.models.hub import ID, LONGEST_ID
-from regard.models.loading import find, load
+from regard.models.loading import ID, LONGEST_ID, find, load
 from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.default_models import KOREAN, default_model, is_korean, name_of

@@ -17,9 +17,9 @@ from torch import Tensor
 from regard.checks import index_among
 from regard.lens.look import look
 from regard.lens.view import View
-from regard.nn.feature_maps import CHUNK, largest_product, log_features, read_key_mask
+from regard.nn.feature_maps import CHUNK, kernel_attention, largest_product, log_features, read_key_mask
 from regard.nn.linformer import LinformerAttention
-from regard.nn.performer import PerformerAttention, kernel_attention
+from regard.nn.performer import PerformerAttention
 from regard.nn.projections import ContextKeys
 
 Kind = Literal["exact", "approximate"]

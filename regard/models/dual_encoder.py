@@ -24,8 +24,6 @@ from regard.nn.blocks import EndPooler, Pooler, Tower
 from regard.nn.projections import Linear
 from regard.nn.vision import NormedFirst, VisionTower
 
-__all__ = ["DualEncoder", "SimilarityHead"]
-
 
 class SimilarityHead(nn.Module):
     """Projections of pooled texts and images to one width e, and their similarity.

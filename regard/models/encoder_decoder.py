@@ -18,8 +18,6 @@ from regard.models.outputs import ModelOutput, named_logits
 from regard.models.text import ModelState
 from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput
 
-__all__ = ["CrossAttentionDecoder", "EncoderDecoder", "shift_right"]
-
 
 def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = None) -> Tensor:
     """What a decoder reads in order to write input_ids (B, N): start, then all but the last token of each text.
@@ -123,11 +121,6 @@ class EncoderDecoder(Model):
         decoder_attention_mask = self.check(
             decoder_input_ids, decoder_attention_mask, self.decoder, decoder_position_ids
         )
-        if len(decoder_input_ids) != len(input_ids):
-            raise ValueError(
-                f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
-                "as many"
-            )
         decoder = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -214,10 +207,6 @@ class CrossAttentionDecoder:
         """
         model = self.model
         attention_mask = model.check_prompt(input_ids, attention_mask, self.decoder, length)
-        if len(input_ids) != len(self.encoder_hidden_states):
-            raise ValueError(
-                f"{len(input_ids)} texts are to be written, and the encoder has read {len(self.encoder_hidden_states)}"
-            )
         state = ModelState.room(self.decoder, len(input_ids), length, attention_mask, model.dtype, model.device)
         state.memory = self.decoder.keys(self.encoder_hidden_states)
         state.memory_mask = self.encoder_attention_mask

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,8 +69,6 @@ class Config:
     def open(cls, directory: Path) -> Config:
         """Read directory/config.json, or that file. Raises FileNotFoundError without one, ValueError for other JSON."""
         path = directory if directory.is_file() else directory / "config.json"
-        if path.is_symlink() and not path.exists():
-            raise FileNotFoundError(f"{path} is a broken link; download it again")
         if not path.is_file():
             names = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
             listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "") if names else "nothing"
@@ -241,21 +238,6 @@ class Config:
         values["label2id"] = {name: number for number, name in numbered.items()}
         return Config(values, self.where)
 
-    def explain(self, error: Exception) -> builtins.str:
-        """An error's message with the file and the keys that hold the values that it mentions.
-
-        >>> config = Config({"n_embd": 16, "n_head": 3})
-        >>> sizes = config.int("n_embd"), config.int("n_head")
-        >>> config.explain(ValueError("d_model 16 does not divide by 3 heads"))
-        'config.json: d_model 16 does not divide by 3 heads (n_embd = 16, n_head = 3)'
-        """
-        message = str(error)
-        if self.where in message:
-            return message
-        words = {word.rstrip(".") for word in re.findall(r"'[^']*'|[\w.+-]+", message)}
-        keys = ", ".join(f"{key} = {value!r:.80}" for key, value in self._scalars_read() if repr(value) in words)
-        return f"{self.where}: {message}" + (f" ({keys})" if keys else "")
-
     def unused_keys(self) -> dict[builtins.str, Any]:
         """The values that nothing has read."""
         return {key: value for key, value in self.values.items() if key not in self._read and value is not None}
@@ -293,14 +275,6 @@ class Config:
             if values.get(key) is not None:
                 values[key] = sub_config.without_ignored(harmless=harmless, ignore=ignore)
         return values
-
-    def _scalars_read(self) -> Iterator[tuple[builtins.str, Any]]:
-        """The numbers and strings that were read, by key; those of sub-configs as "key.key"."""
-        for key, value in self.values.items():
-            if key in self._sub_configs:
-                yield from ((f"{key}.{inner}", held) for inner, held in self._sub_configs[key]._scalars_read())
-            elif key in self._read and type(value) in (int, float, str):
-                yield key, value
 
     def _unknown(self, harmless: Iterable[builtins.str]) -> dict[builtins.str, Any]:
         known = HARMLESS | set(harmless)
@@ -555,7 +529,7 @@ def empty(family: Family, config: Config, task: str) -> Model:
         with _MetaShapes():
             model = family.build(config, task)
     except ValueError as error:  # of a layer, whose message names neither the file nor its keys
-        raise ValueError(config.explain(error)) from None
+        raise ValueError(str(error) if config.where in str(error) else f"{config.where}: {error}") from None
     except RuntimeError as error:  # torch counts bytes in 64 bits
         raise ValueError(f"{config.where} asks for sizes that no tensor can have: {error}") from None
     model.family, model.task = family, task
@@ -628,16 +602,16 @@ FAMILIES = {
     "clip_text_model": "clip",
     "clip_vision_model": "clip",
     "deit": "vit",
-    "dinov2": "dinov2",
-    "dinov2_with_registers": "dinov2",
+    "dinov2": "vit",
+    "dinov2_with_registers": "vit",
     "distilbert": "distilbert",
     "electra": "electra",
     "gpt2": "gpt2",
     "idefics": "idefics",
     "llama": "llama",
     "llava": "llava",
-    "longformer": "longformer",
-    "marian": "marian",
+    "longformer": "roberta",
+    "marian": "bart",
     "roberta": "roberta",
     "swin": "swin",
     "t5": "t5",
@@ -647,13 +621,9 @@ FAMILIES = {
 }
 """model_type of config.json → the file in families/ that holds its `Family`."""
 
-# Of https://github.com/haotian-liu/LLaVA, which names the language model; transformers' own classes do not.
-ORIGINAL_LLAVA = re.compile(r"Llava[A-Z]\w*ForCausalLM")
-
 
 def family_of(config: Config) -> Family:
-    """The family that config.json names. Raises ValueError with those there are, and for other libraries' files."""
-    refuse_foreign(config.values, config.where)
+    """The family that config.json names. Raises ValueError with those there are."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
@@ -667,23 +637,6 @@ def family_named(model_type: str) -> Family:
     """The `Family` with this model_type, a key of `FAMILIES`, in the file that it names."""
     values = vars(import_module(f"regard.models.families.{FAMILIES[model_type]}")).values()
     return next(value for value in values if isinstance(value, Family) and value.model_type == model_type)
-
-
-def refuse_foreign(values: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError for the values of a config.json that another library wrote, with its name."""
-    match values.get("architectures"):
-        case [str(name), *_] if ORIGINAL_LLAVA.fullmatch(name):
-            raise ValueError(
-                f"{where} is of the original LLaVA code ({name}), whose weights have other names: take a checkpoint in "
-                "the format of transformers, such as llava-hf/llava-1.5-7b-hf"
-            )
-    architecture = values.get("architecture")
-    if isinstance(architecture, str) and "model_type" not in values and "pretrained_cfg" in values:
-        raise ValueError(
-            f"{where} is of timm (architecture {architecture!r:.80}), whose weights have other names: take a "
-            "checkpoint in the format of transformers, such as google/vit-base-patch16-224; regard.watch looks into "
-            "timm's own model as it is"
-        )
 
 
 # ------------------------------------------------------------------------------------------------- labels of a new head

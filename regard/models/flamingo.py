@@ -31,8 +31,6 @@ from regard.nn.blocks import HeadInput, LanguageHead, TowerOutput, count, visibl
 from regard.nn.projections import Cache, ContextKeys
 from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
 
-__all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
-
 PLACEHOLDER = "<image>"
 
 
@@ -175,13 +173,8 @@ class FlamingoModel(Model):
         Args:
             frames: of its images, as `model.preprocessor` gives them; one for each of P.
             tokens: how many the text has, padding included.
-
-        Raises:
-            ValueError: images of different sizes.
         """
         frames = tuple(frames)
-        if len({frame.pixels for frame in frames}) > 1:
-            raise ValueError(f"the images of one pass have one size, got {[frame.pixels for frame in frames]}")
         text, embed = Layout.text(tokens), self.vision.embed
         sides = {f"tower.blocks.{i}.attention": Sides(text, text, ()) for i in range(len(self.tower.blocks))}
         if not frames:
@@ -264,14 +257,10 @@ class FlamingoModel(Model):
     # ----------------------------------------------------------------------------------------------------------- checks
 
     def _check_images(self, pixel_values: Tensor) -> Tensor:
-        patches = self.vision.embed.patches
-        wanted = f"pixel_values must be floats (B, P, {patches.channels}, H, W), P images for each text"
-        if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
-            got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
-            raise TypeError(f"{wanted}, got {got}; model.preprocessor([…]).pixel_values makes those of one text")
-        if pixel_values.ndim != 5 or pixel_values.shape[2] != patches.channels or 0 in pixel_values.shape:
-            raise ValueError(f"{wanted}, got {tuple(pixel_values.shape)}; without images leave out pixel_values=")
-        return check_pixels(pixel_values.flatten(0, 1), patches, self).reshape(pixel_values.shape)
+        if not isinstance(pixel_values, Tensor) or pixel_values.ndim != 5:
+            got = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
+            raise ValueError(f"pixel_values must be (B, P, C, H, W), P images for each text, got {got}")
+        return check_pixels(pixel_values.flatten(0, 1), self.vision.embed.patches, self).reshape(pixel_values.shape)
 
     def sees(self, input_ids: Tensor, images: Sequence[int] | None, mask: Tensor | None) -> Tensor | None:
         """Which images each token sees, (B, N, P). images: B and P of pixel_values, None without any."""
@@ -280,12 +269,6 @@ class FlamingoModel(Model):
                 raise ValueError(
                     "image_attention_mask says which images each token sees, and there are none: give pixel_values, too"
                 )
-            try:
-                placeholder = None if torch.compiler.is_compiling() else self.placeholder
-            except (ImportError, OSError, ValueError):
-                placeholder = None  # its id is unknown without a tokenizer, and texts alone need none
-            if placeholder is not None:
-                self._check_placeholders(input_ids, 0)
             return None
         batch, count = images
         if batch != len(input_ids):
@@ -304,18 +287,12 @@ class FlamingoModel(Model):
         held = (input_ids == self.placeholder).sum(1)
         text = int(held.argmax())  # a wait for the device
         count = int(held[text])
-        if count == images:
-            return
-        if images == 0:
+        if count != images:
             raise ValueError(
-                f"text {text} of input_ids has placeholders of images (id {self.placeholder}, {count} of them), and no "
-                "image was given: give pixel_values=, or a text without them"
+                f"pixel_values hold {images} images for each text, and the most placeholders that a text has are "
+                f"{count} (id {self.placeholder}, text {text}): write one where each image stands, or say with "
+                "image_attention_mask= which tokens see it"
             )
-        raise ValueError(
-            f"pixel_values hold {images} images for each text, and the most placeholders that a text has are {count} "
-            f"(id {self.placeholder}, text {text}): write one where each image stands, or say with "
-            "image_attention_mask= which tokens see it"
-        )
 
 
 class FlamingoDecoder:

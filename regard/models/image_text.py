@@ -31,8 +31,6 @@ from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput, first_
 from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 
-__all__ = ["Answerer", "Bounds", "Captioner", "Matcher", "Matching"]
-
 
 class Bounds(NamedTuple):
     """The tokens around a text that is written."""
@@ -225,11 +223,6 @@ class Answerer(ImageTextModel):
             raise ValueError(f"decoder_input_ids (B, M) is missing: answers so far, model.start, {self.start}, first")
         attention_mask = self.check(input_ids, attention_mask, self.encoder)
         decoder_attention_mask = self.check(decoder_input_ids, decoder_attention_mask, self.decoder)
-        if len(decoder_input_ids) != len(input_ids):
-            raise ValueError(
-                f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
-                "as many"
-            )
         question = self._read_question(input_ids, attention_mask, pixel_values, bool(output_hidden_states))
         answer = self.decoder(
             decoder_input_ids,
@@ -312,11 +305,9 @@ class Matcher(ImageTextModel):
     def judge(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, 2) of texts (B, N) beside one image, (1, patches, d) of `look`, encoded once for all texts.
 
-        Raises as a call of the model does, and ValueError for several images.
+        Raises as a call of the model does.
         """
         attention_mask = self.check(input_ids, attention_mask, self.encoder)
-        if image.ndim != 3 or len(image) != 1:
-            raise ValueError(f"image must be one, (1, patches, d), got {tuple(image.shape)}: look(pixel_values)[:1]")
         context = image.expand(len(input_ids), -1, -1)
         text = self.encoder(input_ids, attention_mask=attention_mask, encoder_hidden_states=context)
         return self.score(text.last_hidden_state, attention_mask)

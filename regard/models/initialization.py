@@ -17,8 +17,6 @@ from regard.models.family import DTYPES, FAMILIES, Config, check_labels, empty, 
 from regard.models.model import Model
 from regard.nn.projections import Joined
 
-__all__ = ["build", "initialize"]
-
 MAIN_TASKS = (
     *("text-generation", "fill-mask", "text2text-generation", "zero-shot-image-classification"),
     *("image-text-to-text", "image-to-text", "image-classification", "pretraining"),

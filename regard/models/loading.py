@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import reprlib
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.checks import listed
 from regard.files import recover
-from regard.formats import Entry, Refusal, TensorFile, TensorFileError, parsed, read_optional_json
+from regard.formats import Entry, TensorFile, TensorFileError, read_json, read_optional_json
 from regard.models.family import (
     DTYPES,
     LABELLED,
@@ -28,23 +24,24 @@ from regard.models.family import (
     family_of,
     named_labels,
     places,
-    refuse_foreign,
 )
-from regard.models.hub import INDEX, SINGLE, download
 from regard.models.initialization import initialize
 from regard.models.model import Model
-
-__all__ = ["Checkpoint", "CheckpointError", "find", "load"]
+from regard.models.saving import IMAGES, INDEX, POOLING, SINGLE, TOKENIZER
 
 HEADS = ("head.", "pooler.", "text_pooler.", "vision_pooler.")  # what fine-tuning may begin anew
 
 Progress = Callable[[int, int], None]
 """Called after each tensor with the bytes read and the bytes in all."""
 
-LARGEST_INDEX = 100_000_000  # bytes, as the header of a safetensors file
+WANTED = ["config.json", "generation_config.json", SINGLE, INDEX, "*-of-*.safetensors", *TOKENIZER, *POOLING, *IMAGES]
+UNWANTED = ["*/*.safetensors", "consolidated*"]  # other parts' weights, and the same weights once more
+
+ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+LONGEST_ID = 96  # letters, the hub's own limit
+
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
-OTHERS = {".h5": "TensorFlow", ".msgpack": "Flax"}
 AGAIN = "download or copy it again"
 WITH_NETWORK = "load it again with a network"
 BESIDE = (
@@ -54,16 +51,6 @@ BESIDE = (
 
 class CheckpointError(ValueError):
     """Weights that are damaged, cut short, at odds with what they say of themselves, or of a kind that is refused."""
-
-
-REFUSAL = Refusal(
-    error=CheckpointError,
-    deep=f"it is damaged: its JSON is nested too deep; {AGAIN}",
-    broken=f"it is damaged: not JSON ({{why}}); {AGAIN}",
-    other=f"it is damaged: its JSON is no object, but {{value}}; {AGAIN}",
-    twin=f"it is damaged: the key {{key}} comes {{times}} times; {AGAIN}",
-)
-"""Messages for an index that cannot be read."""
 
 
 def load(
@@ -197,7 +184,6 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
         raise FileNotFoundError(
             f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
         )
-    refuse_foreign(read_optional_json(folder, "config.json", dict) or {}, str(folder / "config.json"))
     try:
         weight_files(folder)
     except FileNotFoundError as error:
@@ -207,6 +193,43 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
         message = f"{name!r} is not complete: {error}; {WITH_NETWORK}{'' if known else pickled}"
         raise FileNotFoundError(message) from None
     return folder
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """The directory in the hub's cache that holds a model: only the files that regard reads, never pickles or code.
+
+    Raises:
+        FileNotFoundError: there is no such model or revision, or no network to get it.
+        PermissionError: the model is gated.
+        ConnectionError: the hub fails.
+        ValueError: not an id of the hub.
+        ImportError: `huggingface_hub` is not installed.
+    """
+    dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
+    if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
+        rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"
+        raise ValueError(f"{reprlib.repr(name)} is neither a directory nor an id of the hub, which is {rules}")
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        wanted = f"{name!r} is no directory here, and looking on the hub needs huggingface_hub"
+        raise ImportError(f"{wanted}: pip install 'regard[models]'") from error
+    of = f"{name!r}" + (f" at revision {revision!r}" if revision is not None else "")
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except errors.GatedRepoError as error:
+        ask = f"ask for access at https://huggingface.co/{name}, then log in with: hf auth login"
+        raise PermissionError(f"{of} is gated; {ask}") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"the hub has the model {name!r}, but no revision {revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        private = "check the spelling; if it is private, log in with: hf auth login"
+        raise FileNotFoundError(f"{name!r} is no directory here and no model of the hub; {private}") from error
+    except errors.LocalEntryNotFoundError as error:
+        todo = "with a network (and without HF_HUB_OFFLINE) it would be downloaded; or give a directory's path"
+        raise FileNotFoundError(f"{of} is neither a directory nor complete in the hub's cache here; {todo}") from error
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # the client's own: any failure of the connection
+        raise ConnectionError(f"the hub did not give {of}: {error}; try again later") from error
 
 
 def conversion(directory: Path, source: str = "directory") -> str:
@@ -243,15 +266,11 @@ class Checkpoint:
     tensor([[1., 1., 1.],
             [1., 1., 1.]])
 
-    entries: an `Entry` by tensor name, in the files' order.  metadata: the files' own, text by name.
-    nbytes: of all tensors in the files.
+    entries: an `Entry` by tensor name, in the files' order.  nbytes: of all tensors in the files.
     """
-
-    __slots__ = ("_files", "entries", "metadata", "nbytes")
 
     def __init__(self, files: Iterable[TensorFile]) -> None:
         entries: dict[str, Entry] = {}
-        metadata: dict[str, str] = {}
         self._files: dict[Path, TensorFile] = {}
         for file in files:
             for entry in file.entries.values():
@@ -260,9 +279,7 @@ class Checkpoint:
                     raise CheckpointError(f"tensor {entry.name!r} is in both {both}; {AGAIN}")
                 entries[entry.name] = entry
                 self._files[entry.file] = file
-            metadata.update(file.metadata)
-        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
-        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+        self.entries = entries
         self.nbytes = sum(entry.nbytes for entry in entries.values())
 
     @classmethod
@@ -275,27 +292,18 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: there are no such files.
-            NotADirectoryError: the path is a file.
             CheckpointError: weights that are only pickled, files that are damaged or contradict their index.
-
-        Warns:
-            UserWarning: the index's total size alone is wrong, which `transformers` does not look at.
         """
-        files, index = _locate(Path(directory))
+        files, shards = weight_files(Path(directory))
         checkpoint = cls(map(open_weights, files))
-        if index is None:
+        if shards is None:
             return checkpoint
-        path, shards = str(Path(directory) / INDEX), index["weight_map"]
+        path = str(Path(directory) / INDEX)
         stored = {name: entry.file.name for name, entry in checkpoint.entries.items()}
         if lacking := [f"{name!r} ({file})" for name, file in shards.items() if stored.get(name) != file]:
             raise CheckpointError(f"{path!r} names tensors that are not in those files: {listed(lacking)}; {AGAIN}")
         if extra := [f"{name!r} ({file})" for name, file in stored.items() if name not in shards]:
             raise CheckpointError(f"{path!r} does not name tensors that its files hold: {listed(extra)}; {AGAIN}")
-        metadata = index.get("metadata")
-        total = metadata.get("total_size") if isinstance(metadata, dict) else None
-        if total is not None and total != checkpoint.nbytes:
-            says = f"{path!r} says total_size {reprlib.repr(total)}, its files hold {checkpoint.nbytes}"
-            warnings.warn(f"{says} bytes: some files may be of another version", stacklevel=2)
         return checkpoint
 
     def read(self, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
@@ -305,22 +313,10 @@ class Checkpoint:
         is used. Changing it does not change the file, and replacing the file (as `save` does) does not change it; a
         program that overwrites the file in place (cp, scp) does. Read twice, it is the same memory.
 
-        Args:
-            name: of the tensor.
-            device: where it goes.
-            dtype: what floating tensors become, on the device; others keep theirs.
-
-        Raises:
-            LookupError: there is no such tensor.
-            TypeError: the dtype is not floating.
+        dtype: what floating tensors become, on the device; others keep theirs.
         """
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"dtype is what floating tensors become, got {dtype}; give a floating dtype or None")
-        entry = self.entries.get(name)
-        if entry is None:
-            near = " ".join(map(repr, difflib.get_close_matches(name, self.entries)))
-            raise LookupError(f"no tensor {name!r} among the {len(self.entries)}; closest: {near or 'none'}")
-        tensor = self._files[entry.file].view(name).to(device)
+        assert dtype is None or dtype.is_floating_point, dtype
+        tensor = self._files[self.entries[name].file].view(name).to(device)
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     def __repr__(self) -> str:
@@ -329,105 +325,56 @@ class Checkpoint:
 
 
 def open_weights(path: Path) -> TensorFile:
-    """Open one file of weights. Raises OSError, or CheckpointError for a damaged file, a pickle or another layout."""
-    with path.open("rb") as file:
-        start = file.read(32)
-    if start.startswith(b"version https://git-lfs"):
-        raise CheckpointError(
-            f"cannot read {str(path)!r}: it is a Git LFS pointer, not the weights; fetch them with: git lfs pull"
-        )
-    if start.startswith((b"PK\x03\x04", b"\x80\x02")):  # torch.save, now and before 1.6
-        raise CheckpointError(
-            f"cannot read {str(path)!r}: it is a pickle by another name, which can run any code; if you trust where it "
-            f"came from, call it pytorch_model.bin and convert it once with transformers: {conversion(path.parent)}"
-        )
+    """Open one file of weights. Raises OSError, or CheckpointError for a damaged file."""
     try:
-        weights = TensorFile(path)
+        return TensorFile(path)
     except TensorFileError as error:
-        raise CheckpointError(f"cannot read {str(path)!r}: {error}; {AGAIN}") from None
-    layout = weights.metadata.get("format")
-    if layout in ("tf", "flax"):
-        raise CheckpointError(
-            f"cannot read {str(path)!r}: its weights are laid out for {layout!r}, not 'pt'; open it with transformers "
-            "4 (from_tf=True or from_flax=True) and save it again"
-        )
-    return weights
+        why = str(error)
+        with path.open("rb") as file:
+            if file.read(32).startswith(b"version https://git-lfs"):
+                why = "it is a Git LFS pointer, not the weights; fetch them with: git lfs pull"
+        raise CheckpointError(f"cannot read {str(path)!r}: {why}; {AGAIN}") from None
 
 
-def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
-    """The safetensors files that a directory's weights are in; none is opened. Raises as `Checkpoint.open` does."""
-    return _locate(Path(directory))[0]
+def weight_files(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The files of a directory's weights, of which none is opened; if they are shards, also the file of each tensor.
 
-
-def _locate(directory: Path) -> tuple[list[Path], dict[str, Any] | None]:
-    """The files of a directory's weights, and their index if they are shards."""
-    if not directory.is_dir():
-        is_file = directory.exists()
-        why = "it is a file; give the directory it is in" if is_file else "there is no such directory"
-        raise (NotADirectoryError if is_file else FileNotFoundError)(
-            f"cannot read weights from {str(directory)!r}: {why}"
-        )
+    Raises as `Checkpoint.open` does.
+    """
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], None
-    if not (directory / INDEX).is_file():
-        raise _no_weights(directory)
-    index = _read_index(directory / INDEX)
-    names = sorted(set(index["weight_map"].values()))
-    if missing := [name for name in names if not (directory / name).is_file()]:
-        of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
-        raise _broken_links(directory, missing) or FileNotFoundError(
-            f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too"
-        )
-    return [directory / name for name in names], index
-
-
-def _no_weights(directory: Path) -> Exception:
-    """The error for a directory that has neither of the two files."""
-    if broken := _broken_links(directory, [SINGLE, INDEX]):
-        return broken
-    there = sorted(path.name for path in directory.iterdir())
+    if (directory / INDEX).is_file():
+        shards = _read_index(directory / INDEX)
+        names = sorted(set(shards.values()))
+        if missing := [name for name in names if not (directory / name).is_file()]:
+            of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
+            raise FileNotFoundError(f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too")
+        return [directory / name for name in names], shards
+    there = sorted(path.name + ("" if path.exists() else " (a link to nothing)") for path in directory.iterdir())
     pickles = [name for name in there if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)]
-    others = [name for name in there if name.endswith(tuple(OTHERS))]
     if pickles:
-        return CheckpointError(
+        raise CheckpointError(
             f"{str(directory)!r} has its weights only as pickles ({listed(pickles)}), and opening a pickle can run any "
             f"code; if you trust where it came from, convert it once with transformers: {conversion(directory)}"
         )
-    if others:
-        kinds = " and ".join(sorted({OTHERS[Path(name).suffix] for name in others}))
-        return CheckpointError(
-            f"{str(directory)!r} has its weights only as {kinds} saves them ({listed(others)}), and regard reads "
-            "safetensors; open it with transformers 4 (from_tf=True or from_flax=True) and save it again"
-        )
     holds = f"it holds {listed(there)}" if there else "it is empty"
-    return FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
+    raise FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
 
 
-def _broken_links(directory: Path, names: Sequence[str]) -> FileNotFoundError | None:
-    """The error for links to files that are gone, as in a hub cache that was deleted in part."""
-    links = [name for name in names if (directory / name).is_symlink() and not (directory / name).exists()]
-    if not links:
-        return None
-    are = f"{links[0]} is a link" if len(links) == 1 else f"{listed(links)} are links"
-    target = os.readlink(directory / links[0])
-    return FileNotFoundError(f"no model in {str(directory)!r}: {are} to nothing, for there is no {target!r}; {AGAIN}")
-
-
-def _read_index(path: Path) -> dict[str, Any]:
-    """The index of sharded weights. It comes from strangers: it may name plain files of its own directory only."""
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor. An index comes from strangers: it may name plain files of its own directory only."""
     try:
-        if (size := path.stat().st_size) > LARGEST_INDEX:
-            raise CheckpointError(f"it has {size:,} bytes, at most {LARGEST_INDEX:,} are read; {AGAIN}")
-        index: dict[str, Any] = parsed(path.read_bytes(), REFUSAL)
-        shards = index.get("weight_map")
-        if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
-            raise CheckpointError(f"it has no 'weight_map' that gives the file of each tensor; {AGAIN}")
-        plain = {name for name in shards.values() if name.endswith(".safetensors") and not set(name) & set("/\\:\0")}
-        if strange := sorted(map(repr, set(shards.values()) - plain)):
-            raise CheckpointError(f"it names {listed(strange)}; a shard is a .safetensors file in the same directory")
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot read {str(path)!r}: {error}") from None
-    return index
+        index = read_json(path)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; {AGAIN}") from None
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise CheckpointError(f"{str(path)!r} has no 'weight_map' that gives the file of each tensor; {AGAIN}")
+    strange = {name for name in shards.values() if not name.endswith(".safetensors") or set(name) & set("/\\:\0")}
+    if strange:
+        listing = listed(sorted(map(repr, strange)))
+        raise CheckpointError(f"{str(path)!r} names {listing}; a shard is a .safetensors file in the same directory")
+    return shards
 
 
 # ------------------------------------------------------------------------------------------------------ filling a model

@@ -9,8 +9,6 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-__all__ = ["ModelOutput", "named_logits"]
-
 
 class ModelOutput(OrderedDict[str, Any]):
     """The output of a model. A field that the model does not have is None and is left out of keys and tuple.

@@ -25,8 +25,6 @@ from regard.nn.linformer import LinformerAttention, SlotProjection
 from regard.nn.performer import PerformerAttention
 from regard.nn.projections import AttentionLayer
 
-__all__ = ["Linformer", "Performer", "Replaced", "Sharing", "replace_attention"]
-
 Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 """What shares E and F, in the words of Linformer's paper: nothing, a layer's heads, also its keys and values, and also
 all layers."""

@@ -19,7 +19,6 @@ from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_val
 from regard.files import atomic_directory
 from regard.formats import check_tensor, read_optional_json, write_tensors
 from regard.models.family import LABELLED, Config, empty, places
-from regard.models.hub import IMAGES, INDEX, POOLING, SINGLE, TOKENIZER
 from regard.nn.blocks import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
@@ -27,8 +26,25 @@ from regard.nn.performer import PerformerAttention
 if TYPE_CHECKING:
     from regard.models.model import Model
 
-__all__ = ["save", "write_checkpoint"]
-
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "chat_template.jinja",
+]
+POOLING = ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]  # of sentence-transformers
+IMAGES = ["preprocessor_config.json", "processor_config.json"]  # how images and text are prepared
 WEIGHTS = (
     *("model.safetensors", "model.*.safetensors", "*-of-*.safetensors", "*.safetensors.index*.json"),
     *("pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*"),

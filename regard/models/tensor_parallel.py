@@ -22,8 +22,6 @@ from regard.nn.blocks import FeedForward
 from regard.nn.projections import HeadProjections, untouched
 from regard.positions import T5, Alibi, Rotary, Swin
 
-__all__ = ["gather", "parallelize"]
-
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split a model over the processes of a mesh, in place; every process of the mesh calls it.

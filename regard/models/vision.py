@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
@@ -14,8 +15,6 @@ from regard.models.outputs import ModelOutput
 from regard.nn.blocks import Pooler
 from regard.nn.vision import Mean, NormedFirst, PatchGrid, PatchProjection, VisionTower
 from regard.nn.windows import WindowTower
-
-__all__ = ["VisionModel", "check_form", "check_pixels"]
 
 
 def check_pixels(pixel_values: Tensor, patches: PatchProjection, model: Model) -> Tensor:
@@ -122,25 +121,6 @@ class VisionModel(Model):
             return reconstruction_loss(logits, pixel_values, bool_masked_pos.reshape(-1, *patches))
         return None if labels is None else classification_loss(logits, labels, self.config.get("problem_type"))
 
-    def map(self, output: ModelOutput, pixel_values: Tensor) -> Tensor:
-        """The patches' vectors as a map (B, d, rows, columns), for detection and segmentation heads.
-
-        Args:
-            output: what the model returned for these pixel_values.
-            pixel_values: (B, C, H, W), of which the shape alone is read.
-
-        Raises:
-            ValueError: if the model would have made another number of patches of them.
-        """
-        patches = output.last_hidden_state[:, len(self.tower.embed.before) :].mT  # (B, d, rows·columns)
-        rows, columns = self.grid(pixel_values)
-        if patches.shape[2] != rows * columns or len(patches) != len(pixel_values):
-            raise ValueError(
-                f"the output has {len(patches)} images of {patches.shape[2]} patches, and pixel_values "
-                f"{tuple(pixel_values.shape)} make {len(pixel_values)} of {rows} × {columns}: give those of the output"
-            )
-        return patches.reshape(*patches.shape[:2], rows, columns)
-
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
@@ -156,8 +136,6 @@ class VisionModel(Model):
             )
         grid = self.tower.embed.patches.grid(*pixel_values.shape[-2:])
         wanted = (pixel_values.shape[0], grid.rows * grid.columns)
-        got = type(bool_masked_pos).__name__
-        if isinstance(bool_masked_pos, Tensor):
+        if bool_masked_pos.dtype != torch.bool or bool_masked_pos.shape != wanted:
             got = f"{bool_masked_pos.dtype} {tuple(bool_masked_pos.shape)}"
-        if got != f"torch.bool {wanted}":
             raise ValueError(f"bool_masked_pos must be booleans {wanted}, True = masked patch, got {got}")

@@ -28,10 +28,6 @@ from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 from regard.tasks.inputs import check_placeholders
 
-__all__ = ["Projector", "VisionFeatures", "VisionLanguageDecoder", "VisionLanguageModel"]
-
-KEYS = ("image_token_index", "image_token_id")  # of config.json: the placeholder of an image's vectors
-
 
 class Projector(nn.Module):
     """Image vectors (…, d_in) to vectors (…, d_out) that a language model reads: two layers, one function between them.
@@ -171,15 +167,12 @@ class VisionLanguageModel(Model):
     def spelling(self) -> str:
         """How the checkpoint's tokenizer writes the placeholder. Raises ValueError where it has no such token."""
         tokenizer = self.tokenizer
-        try:
-            return tokenizer.tokens([self.placeholder])[0]
-        except ValueError:
-            key = next((key for key in KEYS if key in self.config), KEYS[0])
+        if self.placeholder >= tokenizer.size:
             raise ValueError(
-                f"the tokenizer has no token for {key} {self.placeholder} of config.json (its vocabulary has "
-                f"{tokenizer.size}), so nothing in a text stands for an image: add <image> to it, as with "
-                "tokenizer.add_tokens(['<image>'], special_tokens=True) and save_pretrained of transformers"
-            ) from None
+                f"the tokenizer has {tokenizer.size} tokens, and none for image_token_index {self.placeholder} of "
+                "config.json: add <image> to it with transformers, tokenizer.add_tokens(['<image>'])"
+            )
+        return tokenizer.tokens([self.placeholder])[0]
 
     def expand(self, text: str, pixel_values: Tensor | None, *, token: str | None = None) -> str:
         """A text in which each placeholder stands as many times as its image has vectors.
@@ -213,25 +206,9 @@ class VisionLanguageModel(Model):
             input_ids: (N,), one text, with what was written after it if that is looked at, too.
             frames: of its images, as `model.preprocessor` gives them.
             attention_mask: (N,) booleans, True = token; None if all are.
-
-        Raises:
-            ValueError: input_ids are not of one text or hold more or fewer image tokens than the images take, the mask
-                is not of these input_ids, or the images have different sizes.
         """
-        if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
-            got = f"{tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise ValueError(
-                f"input_ids must be those of one text, a tensor (N,), got {got}: a batch has layouts for each"
-            )
         is_token = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        if not isinstance(is_token, Tensor) or is_token.dtype != torch.bool or is_token.shape != input_ids.shape:
-            got = (
-                f"{is_token.dtype} {tuple(is_token.shape)}" if isinstance(is_token, Tensor) else type(is_token).__name__
-            )
-            raise ValueError(f"attention_mask must be booleans ({len(input_ids)},), True = token, got {got}")
         frames, embed = tuple(frames), self.vision.embed
-        if len({frame.pixels for frame in frames}) > 1:
-            raise ValueError(f"the images of one pass have one size, got {[frame.pixels for frame in frames]}")
         shape = (len(frames), 0, *frames[0].pixels) if frames else None
         places = self._places(input_ids.unsqueeze(0), shape)[0].cpu().numpy()  # (N,)
         words, sides = Layout.of([("padding", "text")[token] for token in is_token.tolist()]), {}
@@ -288,25 +265,11 @@ class VisionLanguageModel(Model):
         if torch.compiler.is_compiling():
             return places
         held = places.sum(1).tolist()  # of each text; a wait for the device
-        if shape is None:
-            if any(held):
-                raise ValueError(
-                    f"input_ids hold {_counted(sum(held), 'image token')} (id {self.placeholder}), and no image was "
-                    "given: give pixel_values=, or a text without them"
-                )
-            return places
-        total, images, each = sum(held), shape[0], self.num_image_tokens(shape[2], shape[3])
-        odd = next((text for text, count in enumerate(held) if count % each), None)
-        if odd is not None:
+        images, each = (0, 1) if shape is None else (shape[0], self.num_image_tokens(shape[2], shape[3]))
+        if sum(held) != images * each or any(count % each for count in held):
             raise ValueError(
-                f"text {odd} of input_ids holds {_counted(held[odd], 'image token')} (id {self.placeholder}), which is "
-                f"no whole number of images of {each:,}: model.expand(text, pixel_values) writes as many as one takes"
-            )
-        if total != images * each:
-            were = "was" if images == 1 else "were"
-            raise ValueError(
-                f"input_ids hold {_counted(total, 'image token')} (id {self.placeholder}), which is "
-                f"{_counted(total // each, 'image')} of {each:,}; {images:,} {were} given"
+                f"the texts of input_ids hold {held} image tokens (id {self.placeholder}), and there are {images} "
+                f"images of {each} tokens: model.expand(text, pixel_values) writes as many as one takes"
             )
         return places
 
@@ -336,7 +299,3 @@ class VisionLanguageDecoder:
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one, as the language model's does."""
         return self.model.text.step(state, tokens)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -10,8 +10,6 @@ from regard.nn.attention import dense_weights
 from regard.nn.projections import Linear
 from regard.op import attention
 
-__all__ = ["AdditiveAttention"]
-
 
 class AdditiveAttention(nn.Module):
     """Attention whose scores are a layer of tanh over query and key, as in the first translation models with attention.

@@ -274,106 +274,38 @@ def _finite(top: Tensor) -> Tensor:
 
 
 class PerformerState:
-    """The sums over a decoder's positions so far: the cache of `PerformerAttention`.
+    """The sums over a decoder's positions so far: the cache of `PerformerAttention`. After a redraw begin a new one.
 
     >>> import regard, torch
-    >>> from regard.nn.performer import PerformerAttention, PerformerState
+    >>> from regard.nn.performer import PerformerAttention
     >>> layer, state, x = PerformerAttention(6, 2), PerformerState(), torch.randn(1, 5, 6)
     >>> steps = [layer(x[:, i : i + 1], mask=regard.masks.causal(), cache=state) for i in range(5)]
     >>> torch.allclose(torch.cat(steps, 1), layer(x, mask=regard.masks.causal()), atol=1e-5)
     True
+
+    sums: over the keys so far, None before any.  length: how many positions there were.
     """
 
     holds_padding = False  # a key that is hidden does not enter the sums
 
-    def __init__(self) -> None:
-        self._sums: FeatureSums | None = None
-        self._drawn: _Drawn | None = None
-        self._length = 0
+    def __init__(self, sums: FeatureSums | None = None) -> None:
+        self.sums, self.length = sums, 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken: by the sums, and by the copy of the directions."""
-        kept = [] if self._drawn is None else [self._drawn.copy]
-        return sum(t.nbytes for t in (*(self._sums or ()), *kept))
-
-    def sums(self, batch: int, heads: int, width: int, directions: Tensor, like: Tensor) -> FeatureSums:
-        """The sums so far. Raises ValueError if such values, or features of these directions, cannot continue them."""
-        if self._sums is None or self._drawn is None:
-            return no_keys(batch, heads, len(directions), width, like)
-        kept = self._sums.values
-        for name, old, new in (("batch", kept.shape[0], batch), ("heads", kept.shape[1], heads)):
-            if old != new:
-                raise ValueError(f"keys have {name} {new}, but the state has {old}")
-        if kept.dtype != like.dtype or kept.device != like.device:
-            raise ValueError(f"keys are {like.dtype} on {like.device}, but the state is {kept.dtype} on {kept.device}")
-        if not self._drawn.same(directions):
-            raise ValueError(
-                "this state was summed with other features: after a redraw, or in another layer, begin with a new "
-                "PerformerState"
-            )
-        return self._sums
-
-    def store(self, sums: FeatureSums, count: int, directions: Tensor) -> None:
-        """Keep the sums after `count` more positions."""
-        if self._drawn is None:
-            self._drawn = _Drawn(directions)
-        self._sums, self._length = sums, self._length + count
-
-    def crop(self, length: int) -> None:
-        """Forget everything (0), or nothing. Raises ValueError for any other length: a sum cannot be taken apart."""
-        if length == 0:
-            self._sums, self._drawn, self._length = None, None, 0
-        elif length != self._length:
-            raise ValueError(f"cannot keep the first {length} of {self._length} positions: a sum cannot be taken apart")
+        """Bytes taken."""
+        return sum(t.nbytes for t in self.sums or ())
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes the old row rows[i], as beams branch and finished texts leave."""
-        if self._sums is not None:
-            self._sums = FeatureSums(*(t[rows] for t in self._sums))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.crop(0)
+        if self.sums is not None:
+            self.sums = FeatureSums(*(t[rows] for t in self.sums))
 
     def __repr__(self) -> str:
-        return f"PerformerState({self._length} positions, {self.nbytes} bytes)"
-
-
-class _Drawn:
-    """The directions that sums were computed with, recognised by their numbers.
-
-    Numbers are compared only if they may have changed, as that waits for a GPU: in a decoder's step the tensor is the
-    same one at the same version. A compiled step cannot read versions, and trusts the tensor.
-    """
-
-    def __init__(self, directions: Tensor) -> None:
-        self.copy = directions.detach().clone()  # (m, D)
-        self._met: tuple[Tensor, int | None] | None = directions, _version(directions)
-
-    def same(self, directions: Tensor) -> bool:
-        """Whether these are the directions; then the tensor is recognised at once the next time."""
-        if self._met is not None and self._met[0] is directions:
-            version = self._met[1]
-            if torch.compiler.is_compiling() or (version is not None and version == _version(directions)):
-                return True
-        kept = self.copy
-        if (kept.shape, kept.dtype, kept.device) != (directions.shape, directions.dtype, directions.device):
-            return False
-        equal = torch.equal(kept, directions)
-        self._met = (directions, _version(directions)) if equal else None
-        return equal
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"copy": self.copy, "_met": None}  # another process, or a copy, has another tensor
-
-
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was changed in place; None where torch does not count, as for tensors of inference mode."""
-    return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+        return f"PerformerState({self.length} positions, {self.nbytes} bytes)"
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -442,10 +374,8 @@ def kernel_attention(
             rows = read_rows(sums, a.flatten(2, 3))
             return KernelOutput(rows.output, rows.lse + shift.flatten(2))
 
-        if state is None:
-            sums = no_keys(batch, kv_heads, len(directions), v.shape[-1], v)
-        else:
-            sums = state.sums(batch, kv_heads, v.shape[-1], directions, v)
+        sums = None if state is None else state.sums
+        sums = no_keys(batch, kv_heads, len(directions), v.shape[-1], v) if sums is None else sums
         # 1. Keys that every query sees: all, or causally those before the first query.
         shared, step = nk - nq if causal else nk, chunk_on(k.device)
         for start in range(0, shared, step):
@@ -463,7 +393,7 @@ def kernel_attention(
         else:
             parts = [read(sums, start, min(start + step, nq)) for start in range(0, nq, step)]
         if state is not None:
-            state.store(sums, nk, directions)
+            state.sums, state.length = sums, before + nk
         # 3. All rows together, (B, H, Nq, ·), the output as wide as the queries.
         if not parts:  # no queries
             output = v.new_zeros(batch, heads, 0, v.shape[-1])
@@ -484,17 +414,13 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float | None, epsilon: float, state: object
 ) -> None:
     check_numbers(scale, epsilon)
-    if not all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in (q, k, v)):
-        raise ValueError("q, k and v must be floating-point tensors (B, H, N, D)")
-    if k.shape[:3] != v.shape[:3] or len(q) != len(k) or q.shape[-1] != k.shape[-1]:
+    shapes = [tuple(x.shape) for x in (q, k, v, directions)]
+    fit = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and len(q) == len(k)
+    if not fit or not q.shape[-1] == k.shape[-1] == directions.shape[-1] or q.shape[1] % max(1, k.shape[1]):
         raise ValueError(
-            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "
-            "they are (B, H, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv)"
+            "q, k, v and directions must be (B, H, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv) and (features, D), H a "
+            f"multiple of Hkv; got {', '.join(map(str, shapes))}"
         )
-    if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"query heads must be a multiple of key heads: {q.shape[1]} and {k.shape[1]}")
-    if directions.ndim != 2 or directions.shape[1] != q.shape[-1] or not len(directions):
-        raise ValueError(f"directions must be (features, {q.shape[-1]}), got {tuple(directions.shape)}")
     if state is not None and q.shape[2] > k.shape[2]:
         raise ValueError(
             f"{q.shape[2]} queries continue a state with {k.shape[2]} keys: a query needs a key of its own"

@@ -10,7 +10,6 @@ Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a con
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, NoReturn, Unpack
 
 import torch
@@ -21,8 +20,6 @@ from regard.nn.attention import MultiHeadAttention, check_weights
 from regard.nn.feature_maps import read_key_mask
 from regard.nn.projections import ContextKeys, HeadOptions, LinearAttention
 from regard.op import attention
-
-__all__ = ["LinformerAttention", "SlotProjection"]
 
 NO_CACHE = (
     "Linformer keeps no cache: a slot mixes all positions, later ones too. PerformerAttention decodes step by step"
@@ -70,16 +67,14 @@ class SlotProjection(nn.Module):
             real: (B or 1, M), True where a key counts; others enter every slot as 0.
 
         Raises:
-            ValueError: more positions than the matrices have, or another number of heads.
+            ValueError: more positions than the matrices have.
         """
-        length, num_heads = kv.k.shape[-2], kv.k.shape[1]
+        length = kv.k.shape[-2]
         if length > self.positions:
             raise ValueError(
                 f"{length} positions came, but this projection has {self.positions}: cut the sequence, or make a "
                 "SlotProjection for longer ones"
             )
-        if self.num_heads not in (1, num_heads):
-            raise ValueError(f"this projection is for {self.num_heads} key/value heads, but the layer has {num_heads}")
         k, v = kv
         if real is not None:
             hidden = ~real[:, None, :, None]  # (B or 1, 1, M, 1)
@@ -111,8 +106,8 @@ class LinformerAttention(LinearAttention):
         options: num_kv_heads, head_dim, bias, out_bias, fused, head_norms and scale, as in `MultiHeadAttention`.
 
     Raises:
-        TypeError: sizes that are not integers, or another kind of projection.
-        ValueError: sizes that do not fit each other, or a scale that is not finite.
+        TypeError: sizes that are not integers.
+        ValueError: sizes that do not fit each other.
     """
 
     def __init__(
@@ -127,14 +122,10 @@ class LinformerAttention(LinearAttention):
         **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__(d_model, num_heads, values_are_keys=values_are_keys, **options)
-        if not isinstance(projection, SlotProjection):
-            raise TypeError(f"projection must be a SlotProjection, got {type(projection).__name__}")
         if projection.num_heads not in (1, self.num_kv_heads):
             raise ValueError(
                 f"the projection is for {projection.num_heads} key/value heads, but the layer has {self.num_kv_heads}"
             )
-        if not isfinite(self.scale):
-            raise ValueError(f"scale must be a finite number, got {self.scale}")
         check_weights(dropout, backend)
         self.projection, self.dropout, self.backend = projection, dropout, backend
 
@@ -218,8 +209,6 @@ class LinformerAttention(LinearAttention):
         """Why a Linformer cannot take the place of a layer, or None."""
         if layer.position is not None:
             return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
-        if not isfinite(layer.scale):
-            return f"its scale is {layer.scale}, which is no finite number"
         return super().unsupported_reason(layer)
 
     @classmethod

@@ -14,13 +14,10 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from regard.checks import check_int
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.feature_maps import PerformerState, check_numbers, kernel_attention, no_keys, orthogonal_features
 from regard.nn.projections import ContextKeys, HeadOptions, LinearAttention
 from regard.rotary import Angles, Rotary
-
-__all__ = ["PerformerAttention", "kernel_attention"]
 
 
 class PerformerAttention(LinearAttention):
@@ -50,6 +47,7 @@ class PerformerAttention(LinearAttention):
         "the rows that its features imply"
     )
 
+    dropout = 0.0  # there are no weights to drop
     directions: Tensor
     position: Rotary | None
 
@@ -81,13 +79,9 @@ class PerformerAttention(LinearAttention):
         return len(self.directions)
 
     def redraw(self, seed: int) -> None:
-        """Draw new directions. A `PerformerState` of the old ones raises from now on.
+        """Draw new directions, with which a `PerformerState` of the old ones cannot go on.
 
-        Args:
-            seed: the same seed gives the same directions on every device.
-
-        Raises:
-            TypeError: a seed that is not an integer.
+        seed: the same seed gives the same directions on every device.
         """
         self.directions = self._draw(self.features, seed)
 
@@ -96,39 +90,17 @@ class PerformerAttention(LinearAttention):
         with torch.inference_mode(False):  # training may follow, and cannot use tensors of inference mode
             return orthogonal_features(count, self.head_dim, seed=seed).to(self.w_o.weight)
 
-    @property
-    def dropout(self) -> float:
-        """Always 0: there are no weights to drop. Setting another raises ValueError."""
-        return 0.0
-
-    @dropout.setter
-    def dropout(self, p: float) -> None:
-        if p != 0:
-            raise ValueError(f"a Performer has no weights that dropout {p} could drop: set that of its block")
-
     def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> PerformerState:
         """The sums that a decoder of this layer keeps; their size does not depend on the number of positions.
 
         >>> layer = PerformerAttention(6, 2, features=5)
         >>> [layer.new_cache(1, n, dtype=torch.float32, device="cpu").nbytes for n in (7, 7_000_000)]
-        [260, 260]
+        [200, 200]
 
-        Args:
-            batch: rows of the batch.
-            length: positions to come; there is no limit.
-            dtype: of the keys; sums are in fp32 or wider.
-            device: of the keys.
-
-        Raises:
-            TypeError: a size that is not an integer.
-            ValueError: a size below 1.
+        batch: rows of the batch.  length: positions to come, without a limit.  dtype, device: of the keys.
         """
-        check_int("batch", batch)
-        check_int("length", length)
         like = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device=device)
-        state = PerformerState()
-        state.store(no_keys(batch, self.num_kv_heads, self.features, self.head_dim, like), 0, self.directions)
-        return state
+        return PerformerState(no_keys(batch, self.num_kv_heads, self.features, self.head_dim, like))
 
     def forward(
         self,

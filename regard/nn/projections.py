@@ -185,7 +185,6 @@ def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
     torch.Size([1, 2, 5, 3])
 
     h follows from the width: under tensor parallelism a process has some of the heads, all of them D wide.
-    Raises ValueError for a width that is no multiple of D, TypeError for a DTensor.
     """
     if is_distributed(y):
         raise TypeError("a projection gave a DTensor; attention needs local tensors: leave use_local_output=True")

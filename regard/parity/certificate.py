@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple
 from regard import tables
 from regard.locale import Lang, catalogue, translate
 
-__all__ = ["Certificate", "Line", "TensorPlace", "Verdict"]
-
 Verdict = Literal["same", "rounding", "bug"]
 GRAVITY = ("same", "rounding", "bug")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.checks import check_int
 from regard.data.image_processing import ImageBatch
 from regard.data.images import Source, is_batch, numbered, open_image, peek_image
 from regard.data.tokenizer import BatchEncoding, checked_texts
@@ -56,12 +57,6 @@ def call_arguments(
     return [places[name] if name in places else by_name[name] for name in names]
 
 
-def check_positive(name: str, value: object) -> None:
-    """Raise ValueError for an argument that is not a positive whole number."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-
-
 def batches(
     model: Model, texts: Texts, size: int, *, length: int | None, truncate: bool
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
@@ -69,7 +64,7 @@ def batches(
 
     length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
-    check_positive("batch", size)
+    check_int("batch", size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
     if not texts:
@@ -113,14 +108,8 @@ def score_texts(
 
 def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is too long or has no token."""
-    encoded = model.tokenizer.encode(text, second)
-    limit = model.max_text_positions
-    if not encoded.ids:
-        raise ValueError("the text has no token: an empty text says nothing to this model")
-    if limit is not None and len(encoded.ids) > limit:
-        raise ValueError(f"the text has {len(encoded.ids)} tokens, and the model takes {limit}: shorten it")
-    ids, types = (torch.tensor([row], device=model.device) for row in (encoded.ids, encoded.types))
-    return BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)
+    texts = cast(Texts, [text if second is None else (text, second)])
+    return next(batches(model, texts, 1, length=model.max_text_positions, truncate=False))[1]
 
 
 @torch.no_grad()
@@ -210,7 +199,7 @@ def image_batches(model: Model, images: list[Source], batch: int, *, checked: bo
 
     The headers of several are checked first, all of them, unless they were `checked`. Errors have the image's number.
     """
-    check_positive("batch", batch)
+    check_int("batch", batch)
     if len(images) > 1 and not checked:
         images, _ = read_headers(model, images)
     prepare = model.preprocessor
@@ -285,16 +274,11 @@ def _placeholder_in(model: ImagePromptModel, prompt: str) -> str:
 
 def check_placeholders(text: str, token: str, images: int, argument: str) -> None:
     """Raise ValueError for a text with more or fewer placeholders (`token`) than images (of the `argument`)."""
-    held = text.count(token)
-    if held == images:
-        return
-    has = f"the text has {held or 'no'} placeholder{'s' * (held > 1)} {token!r}"
-    if not images:
+    if (held := text.count(token)) != images:
         raise ValueError(
-            f"{has}, and there is no image: give {argument}=…, or leave {'them' if held > 1 else 'it'} out"
+            f"the text has {held} placeholders {token!r}, and {argument}= has {images} images: write one where each "
+            "image stands"
         )
-    there = "is 1 image" if images == 1 else f"are {images} images"
-    raise ValueError(f"{has}, and there {there}: write one where each image stands")
 
 
 def expand_prompt(model: ImagePromptModel, prompt: str, pixels: Tensor | None) -> str:

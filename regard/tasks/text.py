@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
+from regard.checks import check_int
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding
 from regard.formats import read_optional_json
@@ -18,7 +19,6 @@ from regard.nn.blocks import first_token, label_names, last_token
 from regard.tasks.inputs import (
     Several,
     Texts,
-    check_positive,
     probabilities,
     run_model,
     score_images,
@@ -28,7 +28,6 @@ from regard.tasks.inputs import (
 )
 
 if TYPE_CHECKING:
-    from regard.models.dual_encoder import DualEncoder
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.model import Model
 
@@ -88,7 +87,7 @@ class Filled(TableResult):
 def fill(model: Model, text: str, top: int = 5) -> Filled:
     """The `top` likeliest tokens for each mask of a text; see `Model.fill`."""
     model.check_task("fill", "fill-mask", "pretraining")
-    check_positive("top", top)
+    check_int("top", top)
     tokenizer = model.tokenizer
     mask = tokenizer.ids_of.mask
     if mask is None:
@@ -148,7 +147,7 @@ class Window:
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
     """The likeliest span of at most `longest` tokens; see `Model.answer`."""
     model.check_task("answer", "question-answering")
-    check_positive("longest", longest)
+    check_int("longest", longest)
     best: Answer | None = None
     absent = 1.0
     for window in _windows(model, question, context):
@@ -409,7 +408,7 @@ def embed(
     if model.kind in ("image-question", "image-caption", "dual-encoder", "image-text-matching"):
         raise ValueError(
             f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
-            f"them with images: {_instead(model)}"
+            "them with images: model.match(images, texts) compares, model.encode_text and encode_image give vectors"
         )
     if pooling is None or normalize is None:
         own_pooling, own_normalize = read_pooling(model.directory)
@@ -432,21 +431,6 @@ def embed(
         return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
 
     return score_texts(model, texts, batch, vectors, length=min(lengths, default=None), truncate=truncate)
-
-
-def _instead(model: Model) -> str:
-    """What a model of texts and images has instead of `embed`."""
-    if model.kind in ("image-question", "image-caption"):
-        return "it makes no vector of a text alone"
-    texts = (
-        "batch = model.tokenizer.batch(texts); model.encode_text(batch.input_ids, batch.attention_mask) gives vectors"
-    )
-    images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
-    if model.kind == "dual-encoder":
-        dual = cast("DualEncoder", model)
-        if dual.text is None or dual.vision is None:
-            return images if dual.text is None else texts
-    return f"{texts}, {images}, and model.match(images, texts) compares both"
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:

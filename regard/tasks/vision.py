@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from regard.checks import check_int
 from regard.data.images import Source, is_batch, numbered, open_image
 from regard.data.tokenizer import BatchEncoding
 from regard.generation.config import GenerationConfig
@@ -32,7 +33,6 @@ from regard.tasks.inputs import (
     as_list,
     batches,
     caption_prompt,
-    check_positive,
     image_batches,
     probabilities,
     question_prompt,
@@ -144,7 +144,7 @@ def _outputs(
     part: str,
 ) -> Iterator[list[GenerationOutput]]:
     """The text about each image, in their order. part: what errors number, "image" or "question"."""
-    check_positive("batch", batch)
+    check_int("batch", batch)
     config = merged_config(model, config).seeded()  # one seed for all batches
     # 1. Check all images and prompts. What is wrong with a single one is raised before anything is generated anyway.
     if len(images) > 1:

@@ -20,8 +20,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from regard.files import atomic_directory
 from regard.formats import read_json
 
-__all__ = ["Checkpoints"]
-
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{8})$")
 

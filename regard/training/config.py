@@ -9,8 +9,6 @@ from typing import Any, Literal, get_args
 
 from regard.checks import check_int
 
-__all__ = ["Schedule", "TrainConfig"]
-
 Schedule = Literal["cosine", "linear", "inverse-sqrt", "constant"]
 Precision = Literal["fp32", "bf16"]
 

@@ -18,17 +18,6 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer
 from regard.models.model import Model
 
-__all__ = [
-    "TokenBlocks",
-    "row_generator",
-    "row_length",
-    "row_numbers",
-    "split_documents",
-    "split_sentences",
-    "step_seed",
-    "token_stream",
-]
-
 
 class TokenBlocks(Sequence[Tensor]):
     """Blocks of `length` tokens of a stream: one from each token on in training, else side by side.

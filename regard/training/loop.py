@@ -32,8 +32,6 @@ from regard.training.monitor import MONITOR_LOG, TENSORBOARD, import_tensorboard
 from regard.training.parallel import Processes, full_model, wrap
 from regard.training.recipes.recipe import Batch, Recipe
 
-__all__ = ["TrainResult", "train"]
-
 LOG, CHECKPOINTS, MODEL = "log.jsonl", "checkpoints", "model"
 QUIET_SECONDS = 10  # between two lines where stderr is not a terminal
 

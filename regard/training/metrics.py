@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["accuracy", "bleu", "check_bleu", "exact_match", "f1", "macro_f1", "rouge"]
-
 
 def accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
     """Share of the predictions that are right.

@@ -32,8 +32,6 @@ from regard.masks.biases import DenseBias
 from regard.masks.mask import And
 from regard.op import observe, unobserve
 
-__all__ = ["Alarm", "Monitor", "monitor"]
-
 MEASURES = ("entropy", "first_token", "max_logit", "output_norm")
 ENTROPY_FLOOR = 0.05
 LOGIT_CEILING = 50.0

@@ -22,8 +22,6 @@ from regard.models.tensor_parallel import gather, parallelize
 from regard.nn.blocks import Block
 from regard.training.config import TrainConfig
 
-__all__ = ["Processes", "full_model", "wrap"]
-
 
 @dataclass(frozen=True)
 class Processes:

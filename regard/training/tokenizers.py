@@ -11,8 +11,6 @@ from typing import Any
 from regard.data.tokenizer import Tokenizer
 from regard.data.tokenizer_pipeline import byte_letters
 
-__all__ = ["byte_tokenizer", "train_bpe"]
-
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
 

@@ -24,9 +24,8 @@ from regard.growth import (
     visible_links,
     words_in,
 )
-from regard.nn.feature_maps import orthogonal_features
+from regard.nn.feature_maps import kernel_attention, orthogonal_features
 from regard.nn.linformer import SlotProjection
-from regard.nn.performer import kernel_attention
 from regard.nn.projections import ContextKeys
 from regard.tables import width
 from regard.viz.figures import Curves, growth_curves

@@ -26,15 +26,12 @@ from regard.data.image_processing import (
     MODELS,
     MOST_MADE,
     Crop,
-    Exactly,
     ImageProcessor,
     ImageTransforms,
     Normalize,
     Pad,
     Resize,
-    ShorterSide,
     Square,
-    Within,
     known_values,
 )
 from regard.data.images import open_image
@@ -405,16 +402,24 @@ def test_preprocessor_says_its_steps_in_words(kind, options, said):
     [
         (ImageTransforms((), Normalize(None, None, None), None), "0~255 그대로"),
         (
-            ImageTransforms((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Normalize(0.5, None, None), Pad(None)),
+            ImageTransforms(
+                (Square((1, 2, 3)), Resize({"height": 5, "width": 7}, 2)), Normalize(0.5, None, None), Pad(None)
+            ),
             "정사각형으로 채우기 (색 1, 2, 3), 5 × 7에 맞춰 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
         ),
         (
-            ImageTransforms((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Normalize(1 / 255, None, None), Pad((13, 17))),
+            ImageTransforms(
+                (Resize({"shortest_edge": 5, "longest_edge": 11}, 0), Crop(3, 7)),
+                Normalize(1 / 255, None, None),
+                Pad((13, 17)),
+            ),
             "짧은 변을 5에 맞추되 긴 변은 최대 11로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
             "13 × 17까지 0으로 채우기",
         ),
         (
-            ImageTransforms((Resize(Within(5, 7), 1),), Normalize(None, (0, 0, 0), (1, 1, 1)), None),
+            ImageTransforms(
+                (Resize({"max_height": 5, "max_width": 7}, 1),), Normalize(None, (0, 0, 0), (1, 1, 1)), None
+            ),
             "5 × 7 안에 들어가게 크기 조정 (Lanczos), 정규화",
         ),
     ],
@@ -555,7 +560,7 @@ def test_bad_picture_in_a_batch_is_refused_by_name(tmp_path):
 
 def test_shape_of_a_picture_whose_shorter_side_fits_already_is_left_alone():
     """As theirs: at most 31 long, the shorter side would be 9.7, which rounds to the 10 that it is."""
-    assert ShorterSide(10, longest=31).of(10, 32) == (10, 32)
+    assert Resize({"shortest_edge": 10, "longest_edge": 31}, 0).new_size(10, 32) == (10, 32)
 
 
 # ------------------------------------------------------------------------------------- keys that are not read

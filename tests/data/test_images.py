@@ -239,7 +239,7 @@ def test_bytearray_and_open_file_are_pictures(tmp_path):
         assert (found.name, np.array_equal(np.asarray(found.image), noise(5, 7, 3))) == ("photo.png", True)
         assert not file.closed
     assert repr(open_image(io.BytesIO(path.read_bytes()))) == "OpenedImage(file, 5 high, 7 wide)"
-    with pytest.raises(ValueError, match=r"0.*bytes"):
+    with pytest.raises(ValueError, match=r"the file.*JPEG"):
         open_image(io.BytesIO())
     with pytest.raises(TypeError, match=r"bytes.*str.*'rb'"):
         open_image(io.StringIO("a"))
@@ -262,7 +262,7 @@ def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
         def readinto(self, buffer):
             return 0
 
-    with pytest.raises(ValueError, match=r"0.*bytes"):
+    with pytest.raises(ValueError, match=r"the file.*JPEG"):
         open_image(Pipe())
 
 
@@ -317,7 +317,7 @@ def test_glance_refuses_what_the_header_tells(tmp_path):
     colours().save(animated, "GIF", save_all=True, append_images=[Image.new("RGB", (7, 11))])
     floats = Image.fromarray(np.ones((3, 5), np.float32))
     refused = [
-        (b"words", ValueError, "text"),
+        (b"words", ValueError, r"the data.*JPEG"),
         (animated.getvalue(), ValueError, r"2.*frame"),
         (floats, ValueError, "floats"),
         (np.zeros((3, 5)), ValueError, r"pixels.*uint8"),
@@ -407,38 +407,27 @@ JPEG = bytes_of(Image.fromarray(noise(101, 103, 3)), "JPEG")
 PNG = bytes_of(Image.fromarray(noise(101, 103, 3)), "PNG")
 
 
-@pytest.mark.parametrize(
-    ("stored", "said"),
-    [
-        (b"", r"0.*bytes"),
-        (b"\xef\xbb\xbfjust words\n", "text"),
-        ("고".encode()[:2] * 9, r"JPEG.*PNG"),
-        ("고양이 사진".encode() * 100, "text"),
-        (
-            b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg/>",
-            r"SVG.*PNG",
-        ),
-        (
-            b"\n<!DOCTYPE html><html><svg>",
-            r"\(HTML\)",
-        ),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", r"HEIC.*\(HEIF\).*Pillow.*JPEG.*PNG"),
-        (b"%PDF-1.7\n", r"PDF.*JPEG.*PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", r"PostScript.*JPEG.*PNG"),
-        (b"\x00\x01\x02\x03" * 9, r"JPEG.*PNG"),
-        (b"\x80abc" * 9, r"JPEG.*PNG"),
-        (JPEG[:3], "JPEG"),
-        (PNG[:8], "PNG"),
-        (b"RIFF\0\0\0\0WEBP", "WebP"),
-        (b"\0\0\0\x18ftypavif\0\0", "AVIF"),
-    ],
-)
-def test_file_that_is_no_picture_is_named_for_what_it_is(stored, said, tmp_path):
+NO_IMAGES = {
+    "nothing": b"",
+    "text": "고양이 사진".encode() * 100,
+    "a web page": b"\n<!DOCTYPE html><html><svg>",
+    "SVG": b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg/>",
+    "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0",
+    "PDF": b"%PDF-1.7\n",
+    "EPS, for which Pillow would start Ghostscript": b"%!PS-Adobe-3.0 EPSF-3.0\n",
+    "bytes": b"\x00\x01\x02\x03" * 9,
+    "the start of a JPEG": JPEG[:3],
+    "the start of a PNG": PNG[:8],
+}
+
+
+@pytest.mark.parametrize("stored", NO_IMAGES.values(), ids=NO_IMAGES)
+def test_file_that_is_no_image_is_refused_with_the_formats_that_are_read(stored, tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(stored)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*{said}.*JPEG.*PNG.*GIF"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*JPEG.*PNG.*GIF"):
         open_image(path)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"JPEG.*PNG.*GIF"):
         open_image(stored)
 
 
@@ -570,54 +559,19 @@ def test_what_is_no_source_is_refused(source):
         open_image(source)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "said"),
-    [
-        (torch.zeros(3, 5, 7, dtype=torch.uint8), r"tensor\.permute\(1, 2, 0\)\.numpy\(\)"),
-        (
-            torch.zeros(1, 5, 7),
-            r"\(tensor \* 255\)\.round\(\)\.byte\(\)\.permute\(1, 2, 0\)\.numpy\(\)",
-        ),
-        (torch.zeros(5, 7, 3, dtype=torch.uint8), r"tensor\.numpy\(\)"),
-        (torch.zeros(2, 3, 5, 7), "list"),
-    ],
-)
-def test_tensor_is_refused_with_what_makes_a_picture_of_it(tensor, said):
-    with pytest.raises(TypeError, match=rf"3.*Tensor.*{said}") as refused:
+def test_tensor_is_refused_with_what_makes_an_array_of_it():
+    tensor = torch.zeros(3, 5, 7, dtype=torch.uint8)
+    with pytest.raises(TypeError, match=r"Tensor.*tensor\.permute\(1, 2, 0\)\.numpy\(\)"):
         open_image(tensor)
-    remedy = re.search(r"(\(tensor|tensor).*numpy\(\)", str(refused.value))
-    if remedy is not None:
-        assert open_image(eval(remedy[0], {"tensor": tensor})).size == (5, 7)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "remedy"),
-    [
-        ([0, 128, 255], "array.astype(np.uint8)"),
-        ([0.0, 0.25, 1.0], "(array * 255).round().astype(np.uint8)"),
-        ([0.0, 127.6, 255.0], "array.round().astype(np.uint8)"),
-        ([False, True, True], "array.astype(np.uint8) * 255"),
-    ],
-)
-def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbers, remedy):
-    array = np.array([numbers])
-    said = rf"uint8.*0.*255.*{array.dtype}.*{re.escape(remedy)}"
-    with pytest.raises(ValueError, match=said):
-        open_image(array)
-    assert eval(remedy, {"array": array, "np": np})[0, 2] == 255
+    assert open_image(tensor.permute(1, 2, 0).numpy()).size == (5, 7)
 
 
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        (
-            np.array([[0, 65535]], np.uint16),
-            r"uint8.*0.*255.*uint16.*65535.*\(array >> 8\)\.astype",
-        ),
-        (np.array([[-1, 5]]), r"int64.*-1.*5"),
-        (np.array([[-1.0, 2.5]]), r"float64.*-1\.0.*2\.5"),
+        (np.array([[0, 65535]], np.uint16), r"uint8.*0.*255.*uint16"),
+        (np.array([[0.0, 1.0]]), r"uint8.*0.*255.*float64.*\(array \* 255\)"),
         (np.array([["a"]]), r"pixels.*uint8.*0.*255.*<U1"),
-        (np.zeros((0, 3)), r"pixels.*uint8.*0.*255.*float64"),
         (noise(2, 5, 7, 3), r"shape.*\(2, 5, 7, 3\).*list\(array\)"),
         (noise(5), r"1.*3.*4.*shape.*\(5,\)"),
         (noise(5, 7, 2), r"1.*3.*4.*shape.*\(5, 7, 2\)"),

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from regard.data.rows import fingerprint, read_documents, read_rows
-from regard.training.recipes.classification import label_number
+from regard.training.recipes.labelled_texts import label_number
 
 
 def test_tables_of_spreadsheets_are_read(tmp_path):

@@ -382,7 +382,7 @@ def test_layer_with_fewer_heads_has_nan_where_it_has_none():
         (["ab", "c" * 65], {}, ValueError, ["text 1", "65", "64", "length"]),
         (["a"], {"length": 65}, ValueError, ["65", "64"]),
         (["a"], {"batch_size": 0}, ValueError, ["batch_size", "0"]),
-        (["a"], {"limit": True}, ValueError, ["limit", "True"]),
+        (["a"], {"limit": True}, TypeError, ["limit", "True"]),
         (["a"], {"run": print}, ValueError, ["run"]),
         ("gone.txt", {}, FileNotFoundError, ["gone.txt"]),
         ("gone.bin", {}, ValueError, ["gone.bin", ".txt", ".jsonl"]),

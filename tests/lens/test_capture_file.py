@@ -393,14 +393,13 @@ def test_header_shorter_than_its_own_checksums_is_refused(path, length):
 @pytest.mark.parametrize(
     ("made", "key"),
     [
-        ({"entries": entry("x", "U8", [1], [0, 1]) * 2, "data": b"1"}, "x"),
-        ({"more": ',"version":"1"'}, "version"),
-        ({"header": '{"n":1,"n":1}'}, "n"),
+        ({"more": ',"version":"2"'}, "version"),
+        ({"header": '{"n":1,"n":2}'}, "n"),
         ({"header": '{"n":{"a":1,"b":2,"\\u0061":3}}'}, "a"),
     ],
 )
-def test_key_that_comes_twice_is_refused(path, made, key):
-    with pytest.raises(CaptureFileError, match=rf"'{key}'.*2"):
+def test_key_with_two_values_is_refused(path, made, key):
+    with pytest.raises(CaptureFileError, match=rf"'{key}' has two values"):
         read(forge(path, **made))
 
 
@@ -463,10 +462,7 @@ def test_header_that_would_not_come_back_is_refused(path, header, error, why):
 @pytest.mark.parametrize(
     ("tensors", "error", "why"),
     [
-        ({3: torch.ones(1)}, TypeError, r"int.*3"),
-        ({"__metadata__": torch.ones(1)}, ValueError, "'__metadata__'"),
         ({"\ud800": torch.ones(1)}, ValueError, "surrogate"),
-        ({"x": [1, 2]}, TypeError, r"'x'.*list"),
         ({"x": torch.ones(1, dtype=torch.complex128)}, TypeError, r"'x'.*complex128.*bool.*uint8"),
         ({"x": torch.ones(1, device="meta")}, TypeError, r"'x'.*meta.*device"),
         ({"x": torch.eye(2).to_sparse()}, TypeError, r"'x'.*torch.sparse_coo"),

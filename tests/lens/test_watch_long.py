@@ -13,7 +13,7 @@ from twins import Twin
 import regard
 from regard import growth, masks
 from regard.lens.capture import Capture
-from regard.models.families import longformer
+from regard.models.families import roberta
 from regard.models.family import Config
 
 LENGTHS = (2048, 4096, 8192)
@@ -32,7 +32,7 @@ def long_model(longest: int = max(LENGTHS), reach: int = REACH) -> torch.nn.Modu
     }
     values |= {"max_position_embeddings": longest + 2, "type_vocab_size": 1}
     torch.manual_seed(31)
-    return longformer.build(Config(values), "text-classification").eval()
+    return roberta.build_long(Config(values), "text-classification").eval()
 
 
 def ids_of(n: int) -> Tensor:

@@ -498,8 +498,6 @@ def test_wrong_input_is_refused(readers, given, kind, said):
 
 def test_wrong_questions_and_answers_are_refused(tmp_path):
     model = twin_of("ForQuestionAnswering", "small", tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match=r"decoder_input_ids.*1.*2"):
-        model(IDS, pixel_values=PIXELS, decoder_input_ids=IDS[:1])
     with pytest.raises(ValueError, match=r"mask.*\(2, 3\)"):
         model(IDS, pixel_values=PIXELS, decoder_input_ids=IDS, decoder_attention_mask=torch.ones(2, 4).bool())
     with pytest.raises(ValueError, match=r"id.*-1.*47"):
@@ -507,8 +505,6 @@ def test_wrong_questions_and_answers_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"2.*1"):
         model.read_image(PIXELS[:1], IDS)
     reading = model.read_image(PIXELS, IDS)
-    with pytest.raises(ValueError, match=r"1.*2"):
-        reading.begin(IDS[:1, :1], None, length=5)
     with pytest.raises(ValueError, match=r"20.*19"):
         reading.begin(IDS[:, :1], None, length=20)
 

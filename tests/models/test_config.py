@@ -43,20 +43,6 @@ def test_a_config_that_is_a_link_to_nothing_is_called_that(tmp_path):
         Config.open(tmp_path)
 
 
-def test_an_error_of_a_layer_is_told_with_the_file_and_its_keys():
-    config = Config({"n_embd": 16, "n_head": 3, "n_layer": 7, "act": "mish", "part": {"d": 16, "e": 3}, "n": 3})
-    for key in ("n_embd", "n_head", "n_layer", "act"):
-        config.get(key)
-    config.sub_config("part").int("d")
-    said = config.explain(ValueError("d_model 16 does not divide by 3 heads; give another."))
-    assert said == (
-        "config.json: d_model 16 does not divide by 3 heads; give another. (n_embd = 16, n_head = 3, part.d = 16)"
-    )
-    assert config.explain(ValueError("unknown activation 'mish'; there are gelu")).endswith("gelu (act = 'mish')")
-    assert config.explain(ValueError("no luck")) == "config.json: no luck"
-    assert config.explain(ValueError("config.json, part: d is 16")) == "config.json, part: d is 16"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

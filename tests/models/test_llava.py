@@ -364,13 +364,13 @@ def ids_with(*image_tokens: int) -> Tensor:
 @pytest.mark.parametrize(
     ("held", "count", "message"),
     [
-        ((25, 25), 3, r"50.*id.*5.*2.*25.*3"),
-        ((50, 0), 1, r"50.*id.*5.*2.*25.*1"),
-        ((25,), 2, r"25.*id.*5.*1.*25.*2"),
-        ((0,), 1, r"id.*5.*0.*25.*1"),
-        ((25, 1), 1, r"text.*1.*id.*5.*25"),
-        ((26, 24), 2, r"text.*0.*26.*id.*5.*model\.expand\(text, pixel_values\)"),
-        ((25,), None, r"25.*id.*5.*pixel_values="),
+        ((25, 25), 3, r"\[25, 25\].*id 5.*3 images of 25"),
+        ((50, 0), 1, r"\[50, 0\].*id 5.*1 images of 25"),
+        ((25,), 2, r"\[25\].*id 5.*2 images of 25"),
+        ((0,), 1, r"\[0\].*id 5.*1 images of 25"),
+        ((25, 1), 1, r"\[25, 1\].*id 5.*1 images of 25"),
+        ((26, 24), 2, r"\[26, 24\].*id 5.*model\.expand\(text, pixel_values\)"),
+        ((25,), None, r"\[25\].*id 5.*0 images"),
     ],
 )
 def test_more_or_fewer_pictures_than_placeholders_are_refused_before_anything_runs(model, held, count, message):
@@ -443,7 +443,7 @@ def test_a_prompt_padded_on_the_right_and_too_much_room_are_refused(model):
             {"image_token_index": None, "image_token_id": 47},
             r"image_token_id.*0.*46",
         ),
-        ("", {"image_token_id": 6}, r"image_token_index.*5.*image_token_id.*6"),
+        ("", {"image_token_id": 6}, r"image_token_id.*6.*5"),
         ("", {"image_grid_pinpoints": [[336, 672]]}, r"LLaVA.*image_grid_pinpoints"),
     ],
 )
@@ -627,21 +627,8 @@ def test_where_cls_is_kept_it_stands_before_the_patches(tmp_path):
 
 
 def test_layouts_refuse_pictures_that_are_not_in_the_text(model):
-    with pytest.raises(ValueError, match=r"25.*id.*5.*1.*25.*2"):
+    with pytest.raises(ValueError, match=r"25.*id 5.*2 images of 25"):
         model.layouts(ids_with(25)[0], framed(USUAL_NAME, 2))
-    with pytest.raises(ValueError, match=r"ids.*\(N,\).*\(1, 27\)"):
-        model.layouts(ids_with(25), framed(USUAL_NAME, 1))
-    with pytest.raises(ValueError, match=r"\(N,\).*list"):
-        model.layouts(ids_with(25)[0].tolist(), framed(USUAL_NAME, 1))
-    for mask, got in (
-        (torch.ones(26, dtype=torch.bool), r"torch.bool.*\(26,\)"),
-        (torch.ones(27), r"torch.float32.*\(27,\)"),
-        ([True] * 27, "list"),
-    ):
-        with pytest.raises(ValueError, match=rf"mask.*\(27,\).*{got}"):
-            model.layouts(ids_with(25)[0], framed(USUAL_NAME, 1), attention_mask=mask)
-    with pytest.raises(ValueError, match=r"\[\(20, 20\), \(4, 5\)\]"):
-        model.layouts(ids_with(50)[0], [Frame.whole(20, 20), Frame.whole(4, 5)])
 
 
 def test_a_placeholder_is_not_dropped_for_a_picture_that_is_none(model):
@@ -706,18 +693,18 @@ def test_a_text_with_more_or_fewer_placeholders_than_pictures_is_refused(model):
         (
             "<image> and <image>",
             torch.zeros(1, 3, 20, 20),
-            r"2.*'<image>'.*1",
+            r"2.*'<image>'.*pixel_values=.*1",
         ),
         (
             "nothing",
             torch.zeros(3, 3, 20, 20),
             r"'<image>'.*3",
         ),
-        ("<image>", None, r"1.*'<image>'.*pixel_values=…"),
+        ("<image>", None, r"1.*'<image>'.*pixel_values=.*0"),
         (
             "<image>" * 2,
             None,
-            r"2.*'<image>'.*pixel_values=…",
+            r"2.*'<image>'.*pixel_values=.*0",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -208,16 +208,13 @@ def test_a_directory_without_a_model_says_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"num_attention_heads": 5},
-            r"d_model.*12.*5.*hidden_size.*12.*num_attention_heads.*5",
-        ),
-        ({"hidden_act": "mish"}, r"'mish'.*hidden_act.*'mish'"),
+        ({"num_attention_heads": 5}, r"d_model.*12.*5"),
+        ({"hidden_act": "mish"}, "'mish'"),
         ({"layer_norm_eps": float("nan")}, r"layer_norm_eps.*nan"),
         ({"layer_norm_eps": -1.0}, r"layer_norm_eps.*0.*-1\.0"),
     ],
 )
-def test_a_config_that_builds_no_model_is_named_with_its_keys(settings, message, folder):
+def test_a_config_that_builds_no_model_is_named(settings, message, folder):
     change(folder, **settings)
     with pytest.raises(ValueError, match=rf"{re.escape(str(folder / 'config.json'))}.*{message}"):
         load(folder)

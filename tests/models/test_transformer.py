@@ -4,8 +4,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.families.transformer import TransformerSize, shift_right, transformer
+from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.families.transformer import TransformerSize, transformer
 from regard.models.loading import load
 from regard.testing import assert_rule
 

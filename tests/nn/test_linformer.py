@@ -1,7 +1,5 @@
 """Linformer: against the public package given the same weights, against its formula, and in our blocks and towers."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -226,8 +224,6 @@ def test_cache_and_positions_are_refused():
         (lambda: SlotProjection(5, 0), ValueError, r"slots.*1.*0"),
         (lambda: SlotProjection(16, 4.5), TypeError, r"slots.*float.*4.5"),
         (lambda: SlotProjection(16.0, 4), TypeError, r"positions.*float.*16.0"),
-        (lambda: layer(scale=math.inf), ValueError, r"scale.*inf"),
-        (lambda: layer(scale=math.nan), ValueError, r"scale.*nan"),
         (lambda: SlotProjection(5, 3, num_heads=0), ValueError, r"heads.*1.*0"),
         (lambda: layer(num_kv_heads=2), ValueError, r"num_heads.*num_kv_heads.*3.*2"),
         (lambda: layer(head_dim=0), ValueError, r"head_dim.*1.*0"),
@@ -243,22 +239,12 @@ def test_cache_and_positions_are_refused():
             ValueError,
             r"projection.*2.*key/value.*heads.*3",
         ),
-        (
-            lambda: LinformerAttention(6, 3, projection=nn.Linear(5, 3)),
-            TypeError,
-            r"projection.*SlotProjection.*Linear",
-        ),
         (lambda: layer()(numbers(1, 5, 7)), ValueError, r"x.*\(B, N, 6\).*\(N, 6\).*\(1, 5, 7\)"),
         (lambda: layer()(numbers(1, 5, 6), numbers(1, 5, 7)), ValueError, r"context.*\(B, M, 6\).*1.*5"),
         (
             lambda: layer()(numbers(1, 5, 6), numbers(2, 5, 6)),
             ValueError,
             r"1.*2",
-        ),
-        (
-            lambda: SlotProjection(5, 3, num_heads=2)(layer().keys(numbers(1, 5, 6))),
-            ValueError,
-            r"projection.*2.*key/value.*heads.*3",
         ),
     ],
 )

@@ -14,8 +14,8 @@ from regard import masks
 from regard.nn import feature_maps
 from regard.nn.attention import GrowingCache
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
-from regard.nn.feature_maps import PerformerState, log_features, orthogonal_features
-from regard.nn.performer import PerformerAttention, kernel_attention
+from regard.nn.feature_maps import PerformerState, kernel_attention, log_features, orthogonal_features
+from regard.nn.performer import PerformerAttention
 from regard.positions import Rotary
 from regard.testing import assert_rule
 
@@ -376,7 +376,7 @@ def test_state_gives_the_whole_pass_piece_by_piece(pieces):
         parts.append(layer(x[:, start : start + count], mask=masks.causal(), cache=state))
         start += count
         assert len(state) == start
-        assert state.nbytes == 8 * (2 * 2 * 19 * (3 + 2) + 19 * 3)  # always: B·Hkv·m·(Dv + 2), m·D; 8 bytes each
+        assert state.nbytes == 8 * 2 * 2 * 19 * (3 + 2)  # always: B·Hkv·m·(Dv + 2); 8 bytes each
     torch.testing.assert_close(torch.cat(parts, 1), layer(x, mask=masks.causal()), rtol=0, atol=1e-13)
 
 
@@ -400,7 +400,7 @@ def test_new_positions_without_a_mask_see_each_other():
     torch.testing.assert_close(layer(x[:, 5:], cache=state), layer(x)[:, 5:], rtol=0, atol=1e-13)
 
 
-def test_state_keeps_chosen_rows_and_forgets():
+def test_state_keeps_chosen_rows():
     layer = PerformerAttention(12, 4, features=19).double()
     x = torch.randn(3, 9, 12, dtype=torch.float64)
     state = PerformerState()
@@ -408,12 +408,7 @@ def test_state_keeps_chosen_rows_and_forgets():
     state.keep(torch.tensor([2, 0]))
     last = layer(x[[2, 0], 8:], mask=masks.causal(), cache=state)
     torch.testing.assert_close(last, layer(x, mask=masks.causal())[[2, 0], 8:], rtol=0, atol=1e-13)
-    state.crop(9)
-    with pytest.raises(ValueError, match=r"5.*9"):
-        state.crop(5)
     assert repr(state) == f"PerformerState(9 positions, {state.nbytes} bytes)"
-    state.clear()
-    assert (len(state), state.nbytes) == (0, 0)
 
 
 def test_state_carries_gradients():
@@ -424,18 +419,6 @@ def test_state_carries_gradients():
     stepwise, x.grad = x.grad, None
     layer(x, mask=masks.causal()).square().sum().backward()
     torch.testing.assert_close(stepwise, x.grad, rtol=1e-10, atol=1e-13)
-
-
-def test_state_of_other_features_or_rows_is_refused():
-    layer, x = PerformerAttention(6, 2), torch.randn(2, 3, 6)
-    state = PerformerState()
-    layer(x, mask=masks.causal(), cache=state)
-    with pytest.raises(ValueError, match=r"batch.*1.*2"):
-        layer(x[:1], cache=state)
-    layer.redraw(seed=4)
-    with pytest.raises(ValueError, match="features"):
-        layer(x, cache=state)
-    assert len(state) == 3
 
 
 COPIES = {
@@ -468,68 +451,6 @@ def test_state_goes_along_with_a_copy_of_its_layer():
     assert torch.equal(twin(x[:, 4:], mask=masks.causal(), cache=copied), expected)
 
 
-@torch.inference_mode()
-def test_state_of_inference_mode_can_be_copied_and_its_directions_are_compared():
-    with torch.inference_mode(False):
-        layer = PerformerAttention(6, 2).double()
-    layer.float()  # its directions are an inference tensor now, whose changes torch does not count
-    x, state = torch.randn(1, 5, 6), PerformerState()
-    layer(x, mask=masks.causal(), cache=state)
-    other = copy.deepcopy(state)
-    assert torch.equal(layer(x, mask=masks.causal(), cache=other), layer(x, mask=masks.causal(), cache=state))
-    layer.directions.neg_()
-    for each in (state, other):
-        with pytest.raises(ValueError, match="features"):
-            layer(x, mask=masks.causal(), cache=each)
-
-
-CHANGES = {
-    "weights of another seed": lambda layer: layer.load_state_dict(PerformerAttention(6, 2, seed=1).state_dict()),
-    "numbers written over": lambda layer: layer.directions.neg_(),
-    "rounded": lambda layer: layer.half().float(),
-    "another dtype": lambda layer: setattr(layer, "directions", layer.directions.double()),
-    "fewer": lambda layer: setattr(layer, "directions", layer.directions[:2]),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("copied", [None, copy.deepcopy], ids=["the state", "its copy"])
-@torch.no_grad()
-def test_state_is_refused_after_its_directions_have_changed_in_place(change, copied):
-    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
-    layer(x, mask=masks.causal(), cache=state)
-    state = state if copied is None else copied(state)
-    change(layer)
-    with pytest.raises(ValueError, match="features"):
-        layer(x, mask=masks.causal(), cache=state)
-
-
-@torch.no_grad()
-def test_directions_that_were_written_over_with_themselves_are_the_same():
-    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
-    layer(x, mask=masks.causal(), cache=state)
-    layer.load_state_dict(copy.deepcopy(layer.state_dict()))
-    layer(x, mask=masks.causal(), cache=state)
-    layer.redraw(seed=0)
-    layer(x, mask=masks.causal(), cache=state)
-    assert len(state) == 15
-
-
-@torch.no_grad()
-def test_steps_compare_no_numbers_once_the_directions_are_known(monkeypatch):
-    """To compare waits for a GPU: once after a copy, and in no other step."""
-    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
-    real, asked = torch.equal, []
-    monkeypatch.setattr(torch, "equal", lambda *given: asked.append(given) or real(*given))
-    for _ in range(3):
-        layer(x, mask=masks.causal(), cache=state)
-    assert not asked
-    other = copy.deepcopy(state)
-    for _ in range(3):
-        layer(x, mask=masks.causal(), cache=other)
-    assert len(asked) == 1
-
-
 @torch.no_grad()
 def test_compiled_step_is_one_graph_and_goes_on_with_what_came_before():
     layer, x = PerformerAttention(6, 2, features=19).double(), torch.randn(1, 5, 6, dtype=torch.float64)
@@ -541,16 +462,6 @@ def test_compiled_step_is_one_graph_and_goes_on_with_what_came_before():
         parts += [compiled(x[:, i : i + 1], mask=masks.causal(), cache=state) for i in range(before, 4)]
         parts.append(layer(x[:, 4:], mask=masks.causal(), cache=state))
         torch.testing.assert_close(torch.cat(parts, 1), layer(x, mask=masks.causal()), rtol=0, atol=1e-13)
-
-
-def test_state_of_another_dtype_is_refused():
-    q, k, v, w = call(5, 5)
-    state = PerformerState()
-    kernel_attention(q, k, v, w, state=state)
-    with pytest.raises(ValueError, match=r"torch.float32.*cpu.*state.*torch.float64.*cpu"):
-        kernel_attention(q.float(), k.float(), v.float(), w, state=state)
-    with pytest.raises(ValueError, match=r"1.*state.*3"):
-        kernel_attention(q, k[:, :1], v[:, :1], w, state=state)
 
 
 # ------------------------------------------------------------------------------------------------------------ the layer
@@ -628,15 +539,9 @@ def test_new_cache_takes_as_much_as_a_state_that_was_used():
     layer, x = PerformerAttention(6, 2, num_kv_heads=1, features=19), torch.randn(3, 5, 6)
     state = layer.new_cache(3, 5, dtype=torch.float32, device="cpu")
     empty = state.nbytes
-    assert empty == (3 * 19 * (3 + 2) + 19 * 3) * 4
+    assert empty == 3 * 19 * (3 + 2) * 4
     torch.testing.assert_close(layer(x, mask=masks.causal(), cache=state), layer(x, mask=masks.causal()))
     assert (state.nbytes, len(state)) == (empty, 5)
-
-
-@pytest.mark.parametrize(("batch", "length", "message"), [(0, 5, r"batch.*1.*0"), (1, 0, "length")])
-def test_new_cache_refuses_sizes_below_one(batch, length, message):
-    with pytest.raises(ValueError, match=message):
-        PerformerAttention(6, 2).new_cache(batch, length, dtype=torch.float32, device="cpu")
 
 
 def test_rotary_turns_queries_and_keys_and_goes_on_after_the_state():
@@ -692,11 +597,6 @@ def test_positions_alone_are_one_batch_row():
         (lambda: PerformerAttention(6.0, 2), TypeError, r"d_model.*float.*6.0"),
         (lambda: PerformerAttention(6, 2, head_dim=1.5), TypeError, r"head_dim.*float.*1.5"),
         (
-            lambda: PerformerAttention(6, 2).new_cache(1, 2.5, dtype=torch.float32, device="cpu"),
-            TypeError,
-            r"length.*float.*2.5",
-        ),
-        (
             lambda: PerformerAttention(6, 2)(torch.zeros(2, 3, 6), mask=masks.causal(offset=[0, 1])),
             ValueError,
             r"causal\(offset=\[0, 1\]\).*3",
@@ -744,7 +644,7 @@ def test_positions_alone_are_one_batch_row():
         (
             lambda: kernel_attention(*(torch.zeros(3, 5),) * 3, torch.ones(3, 5)),
             ValueError,
-            r"q.*k.*v.*\(B, H, N, D\)",
+            r"q.*k.*v.*\(B, H, Nq, D\).*\(3, 5\)",
         ),
         (
             lambda: kernel_attention(torch.zeros(1, 2, 3, 5), *(torch.zeros(1, 2, 3, 7),) * 2, torch.ones(3, 5)),
@@ -754,7 +654,7 @@ def test_positions_alone_are_one_batch_row():
         (
             lambda: kernel_attention(torch.zeros(1, 3, 3, 5), *(torch.zeros(1, 2, 3, 5),) * 2, torch.ones(3, 5)),
             ValueError,
-            r"heads.*3.*2",
+            r"H a multiple of Hkv.*\(1, 3, 3, 5\).*\(1, 2, 3, 5\)",
         ),
         (
             lambda: kernel_attention(*(torch.zeros(1, 2, 3, 5),) * 3, torch.ones(3, 7)),

@@ -72,7 +72,7 @@ def test_tokenizer_without_a_mask_is_told_so(model: Any, monkeypatch: Any) -> No
 
 @pytest.mark.parametrize("top", [0, -3, True, 2.5])
 def test_top_must_be_a_positive_whole_number(model: Any, top: Any) -> None:
-    with pytest.raises(ValueError, match=r"top.*1"):
+    with pytest.raises((ValueError, TypeError), match="top"):
         model.fill("[MASK]", top)
 
 

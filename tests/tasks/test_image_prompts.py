@@ -57,16 +57,14 @@ def test_a_placeholder_of_other_checkpoints_is_refused(other, prompt):
     assert prompt(other, f"{OTHER} what is <image>?") == f"{OTHER} what is <image>?"
 
 
-@pytest.mark.parametrize("key", ["image_token_index", "image_token_id"])
-def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_path, key):
+def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_path):
     folder = llava(tmp_path)
-    edit(folder / "config.json", lambda values: values.update({key: values.pop("image_token_index")}))
     edit(
         folder / "tokenizer.json",
         lambda values: values.update(added_tokens=[x for x in values["added_tokens"] if x["content"] != "<image>"]),
     )
     model = load(folder)
-    message = rf"{key}.*363.*config\.json.*363"
+    message = r"363.*image_token_index.*363.*config\.json"
     for asked in (lambda: model.caption(PICTURE), lambda: model.generate("<image> a", images=PICTURE)):
         with pytest.raises(ValueError, match=message):
             asked()
@@ -75,10 +73,9 @@ def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_p
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_placeholders_without_pictures_ask_for_pictures(tmp_path, make):
     model = load(make(tmp_path))
-    give = "images=…"
-    with pytest.raises(ValueError, match=rf"1.*'<image>'.*{give}"):
+    with pytest.raises(ValueError, match=r"1.*'<image>'.*images=.*0"):
         model.generate("<image> what")
-    with pytest.raises(ValueError, match=rf"1.*2.*'<image>'.*{give}"):
+    with pytest.raises(ValueError, match=r"1.*2.*'<image>'.*images=.*0"):
         model.generate(["what", "<image> or <image>"])
 
 

@@ -97,5 +97,5 @@ def test_empty_context_and_a_question_that_fills_the_model_are_refused(model: An
 
 @pytest.mark.parametrize("longest", [0, True, 1.5])
 def test_longest_must_be_a_positive_whole_number(model: Any, longest: Any) -> None:
-    with pytest.raises(ValueError, match=r"longest.*1"):
+    with pytest.raises((ValueError, TypeError), match="longest"):
         model.answer(QUESTION, CONTEXT, longest=longest)

@@ -86,7 +86,7 @@ def test_text_without_a_token_is_refused(decoder) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, None])
 def test_batch_must_be_a_positive_whole_number(model, size) -> None:
-    with pytest.raises(ValueError, match=r"batch.*1"):
+    with pytest.raises((ValueError, TypeError), match="batch"):
         list(inputs.batches(model, ["a"], size, length=None, truncate=False))
 
 

@@ -299,8 +299,6 @@ def test_texts_are_judged_beside_one_picture(twin) -> None:
     seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
     ids = model.tokenizer.batch(TEXTS).input_ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
-    with pytest.raises(ValueError, match=r"image.*1.*\(2, 26, 20\)"):
-        model.judge(seen, ids)
 
 
 def test_matches_print_as_a_table(twin) -> None:
@@ -759,7 +757,7 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
         (
             "<image> a",
             [],
-            r"1.*'<image>'.*images=…",
+            r"1.*'<image>'.*images=.*0",
         ),
         ("a", PICTURES[0], r"'<image>'.*1"),
         (
@@ -889,10 +887,8 @@ def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
 
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
-    found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(.*"
-    both = found + r"model\.encode_image\(.*\.pixel_values\).*model\.match\(images, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
-        with pytest.raises(ValueError, match=both):
+        with pytest.raises(ValueError, match=r"model\.match\(images, texts\).*model\.encode_text.*encode_image"):
             twin(make, *arguments)[1].embed(["a"])
     for head in ("ForConditionalGeneration", "ForQuestionAnswering"):
         with pytest.raises(ValueError, match=r"(?:picture|image)s"):
@@ -1005,8 +1001,8 @@ BAD = {
     "truncated": (jpeg()[:700], r"cannot be decoded, it is broken or cut off: "),
     "decompression bomb": (bomb(), r"is 60000 high and 60000 wide, and at most 60,000,000 pixels|too many pixels"),
     "animation": (animation(), r"has 2 frames: name one, open_image\(…, frame=0\) to frame=1"),
-    "text": (b"This is no picture.\n", r"is text, not an image. What can be opened: JPEG, PNG"),
-    "empty": (b"", "is empty: it has 0 bytes"),
+    "text": (b"This is no picture.\n", r"is no image that can be opened \(JPEG, PNG"),
+    "empty": (b"", r"is no image that can be opened \(JPEG, PNG"),
 }
 VERBS = {
     "classify": (vit, (), lambda model, one: model.classify(one)),

@@ -248,7 +248,7 @@ FAULTS = [
     ),
     Fault(
         "sentinels in reverse",
-        "training/recipes/span_corruption.py",
+        "training/recipes/text_to_text.py",
         "sentinel = self.sentinel_ids[number]",
         "sentinel = self.sentinel_ids[-1 - number]",
         "tests/training/test_recipes.py",

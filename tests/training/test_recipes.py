@@ -8,7 +8,7 @@ import regard
 from regard.models.losses import IGNORED
 from regard.training.data import row_generator
 from regard.training.recipes import Infilling, MaskedLM, SpanCorruption
-from regard.training.recipes.classification import label_number
+from regard.training.recipes.labelled_texts import label_number
 from regard.training.tokenizers import train_bpe
 
 MASK, SPECIAL, VOCABULARY = 4, (0, 1, 2, 3, 4), 1000
@@ -64,7 +64,7 @@ def test_pairs_are_right_half_of_the_time(pairs):
     documents = [[np.array([10 * d + s + 5]) for s in range(4)] for d in range(40)]
     rows = SegmentPairs(documents, pairs)
     recipe = masked(pairs=pairs)
-    draws = [row.choose(rng, pairs) for _ in range(5) for row, rng in zip(rows, rngs(len(rows)), strict=True)]
+    draws = [recipe.choose_pair(row, rng) for _ in range(5) for row, rng in zip(rows, rngs(len(rows)), strict=True)]
     for first, second, label in draws:
         step = int(second[0] - first[0])
         assert (step == 1) == (label == 0)

@@ -21,13 +21,12 @@ from torch import Tensor
 from regard.files import atomic_file
 from regard.formats import (
     MAX_HEADER,
-    Refusal,
     TensorFile,
     TensorFileError,
     check_file,
     check_tensor,
     header_entries,
-    parsed,
+    parse_json,
     raw_bytes,
 )
 
@@ -73,15 +72,6 @@ class CaptureFileError(ValueError):
 
 class ContentError(CaptureFileError):
     """Values in a capture that regard never writes."""
-
-
-HEADER_REFUSAL = Refusal(
-    error=CaptureFileError,
-    deep=f"its header is nested too deep: {FORGED}",
-    broken=f"its header is not JSON ({{why}}): {FORGED}",
-    other=f"its header is a {{kind}}, not a JSON object: {FORGED}",
-    twin=f"its header has the key {{key}} {{times}} times: {FORGED}",
-)
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -199,7 +189,12 @@ def _read(path: Path, file: BufferedReader) -> tuple[dict[str, Any], dict[str, T
     if file_digest(file, _checksum).hexdigest() != metadata["data_blake2b"]:
         raise CaptureFileError(f"its data are damaged: they do not match their checksum; {AGAIN}")
     # 4. The content. In memory, so that the file cannot be cut short meanwhile.
-    header = parsed(metadata["header"], HEADER_REFUSAL)
+    try:
+        header = parse_json(metadata["header"], "its header")
+    except ValueError as error:
+        raise CaptureFileError(f"{error}: {FORGED}") from None
+    if not isinstance(header, dict):
+        raise CaptureFileError(f"its header is a {type(header).__name__}, not a JSON object: {FORGED}")
     return header, {name: stored.view(name).clone() for name in sorted(stored.entries)}
 
 

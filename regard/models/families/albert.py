@@ -15,8 +15,6 @@ from regard.models.family import MAX_LAYERS, Config, Family, Heads, Names, neste
 from regard.models.text import TextModel
 from regard.nn.blocks import Labels, LanguageHead, Pooler, PretrainingHead
 
-__all__ = ["FAMILY"]
-
 OUTSIDE: Names = {
     "tower.embed.tokens": "embeddings.word_embeddings",
     "tower.embed.positions": "embeddings.position_embeddings",

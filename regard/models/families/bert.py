@@ -25,8 +25,6 @@ from regard.nn.blocks import (
     encoder_block,
 )
 
-__all__ = ["FAMILY", "lm_head", "tasks", "token_labels", "tower"]
-
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
     "tower.embed.tokens": "embeddings.word_embeddings",

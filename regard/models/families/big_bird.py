@@ -29,8 +29,6 @@ from regard.nn.blocks import (
 )
 from regard.nn.sparse_attention import BlockAttention, BlockPattern
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {**bert.JOINED, "pooler.dense": "pooler"}
 ANSWER = "qa_classifier."
 

@@ -18,8 +18,6 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Pooler, Tower
 from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
-__all__ = ["FAMILY"]
-
 SEES = "encoder.layers.{i}."
 VISION: Names = {
     "embed.cls": Squeeze("embeddings.class_embedding", 2),

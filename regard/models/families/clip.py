@@ -21,8 +21,6 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, EndPooler, FeedForward, Tower
 from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
-__all__ = ["FAMILY", "NORM", "TEXT_FAMILY", "VISION", "VISION_FAMILY", "vision_pooler", "vision_tower"]
-
 LAYER = "encoder.layers.{i}."
 BLOCKS: Names = {
     "blocks.{i}.attention_norm": f"{LAYER}layer_norm1",

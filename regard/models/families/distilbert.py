@@ -13,8 +13,6 @@ from regard.models.family import Config, Family, Heads, Names
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, FirstToken, Labels, Tower, encoder_block
 
-__all__ = ["FAMILY"]
-
 LAYER = "transformer.layer.{i}."
 NAMES: Names = {
     "tower.embed.tokens": "embeddings.word_embeddings",

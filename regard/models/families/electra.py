@@ -18,8 +18,6 @@ from regard.models.text import TextModel
 from regard.nn.blocks import FirstToken, HeadInput, Labels, LanguageHead, activation
 from regard.nn.projections import Linear
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {
     **{ours: theirs for ours, theirs in bert.NAMES.items() if not ours.startswith("pooler.")},
     "tower.embed.widen": "embeddings_project",

@@ -13,8 +13,6 @@ from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, decoder_head
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {
     "tower.embed.tokens": "wte",
     "tower.embed.positions": "wpe",

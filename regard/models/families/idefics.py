@@ -26,8 +26,6 @@ from regard.nn.vision import (
     VisionTower,
 )
 
-__all__ = ["FAMILY"]
-
 LOOK: Names = {
     "attention_norm": "input_layernorm",
     **{f"attention.w_{x}": f"cross_attn.{x}_proj" for x in "qkvo"},

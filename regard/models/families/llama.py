@@ -14,8 +14,6 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, decoder_head
 from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
-__all__ = ["FAMILY", "NAMES", "decoder"]
-
 LAYER = "layers.{i}."
 NAMES: Names = {
     "tower.embed.tokens": "embed_tokens",

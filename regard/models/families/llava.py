@@ -10,8 +10,6 @@ from regard.models.families import clip, llama
 from regard.models.family import Config, Family, Names, Task, nested
 from regard.models.vision_language import Projector, VisionFeatures, VisionLanguageModel
 
-__all__ = ["FAMILY"]
-
 NAMES: Names = {
     **nested(clip.VISION, "vision.", "vision_tower.vision_model."),
     "vision_pooler.norm": f"vision_tower.vision_model.{clip.NORM}",
@@ -59,16 +57,10 @@ def build(config: Config, task: str) -> VisionLanguageModel:
 
 
 def placeholder(config: Config, vocabulary: int) -> int:
-    """The token that stands for an image: image_token_index, or image_token_id, as `transformers` 5 also calls it.
-
-    Raises ValueError for two that differ, and for one beyond the vocabulary.
-    """
+    """The token that stands for an image: image_token_index, or image_token_id, as `transformers` 5 also calls it."""
     index, number = config.get("image_token_index"), config.get("image_token_id")
-    if index is not None and number is not None and index != number:
-        raise ValueError(
-            f"{config.where}: image_token_index is {index!r} and image_token_id is {number!r}, two names of one "
-            "token: take the wrong one out"
-        )
+    if index is not None and number is not None:
+        config.only("image_token_id", index)
     key = "image_token_id" if index is None and number is not None else "image_token_index"
     usual = USUAL if vocabulary > USUAL else None  # in a smaller vocabulary it is missing
     return config.int(key, usual, minimum=0, maximum=vocabulary - 1)

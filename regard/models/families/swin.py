@@ -19,8 +19,6 @@ from regard.nn.blocks import FeedForward
 from regard.nn.vision import ImageLabels, Mean, PatchProjection, PixelReconstruction
 from regard.nn.windows import Merging, Stage, WindowBlock, WindowEmbedding, WindowTable, WindowTower
 
-__all__ = ["FAMILY", "NAMES", "tower"]
-
 BLOCK, OURS = "encoder.layers.{i}.blocks.{j}.", "tower.stages.{i}.blocks.{j}."
 NAMES: Names = {
     "tower.embed.patches": "embeddings.patch_embeddings.projection",

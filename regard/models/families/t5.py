@@ -19,8 +19,6 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, EndToken, FeedForward, Labels, LanguageHead, Tower
 from regard.positions import T5
 
-__all__ = ["FAMILY"]
-
 FARTHEST = 2**20  # a distance: each has a place in the run of its bucket
 
 

@@ -5,6 +5,7 @@ the end; one table embeds the words of both sides and scores the words to come; 
 
     >>> import torch
     >>> from torch.nn.functional import cross_entropy
+    >>> from regard.models.encoder_decoder import shift_right
     >>> model = transformer(37, TransformerSize(d_model=12, num_heads=3, layers=2, d_ff=20), start=1)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
     >>> logits = model(source, decoder_input_ids=shift_right(target, model.start)).logits  # (5, 11, 37)
@@ -21,23 +22,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from regard.checks import check_int
-from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.family import Concat, Config, Family, Names, Task
 from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Tower, Waves
-
-__all__ = [
-    "BASE",
-    "BIG",
-    "BLOCKS",
-    "FAMILY",
-    "TransformerSize",
-    "refuse_others",
-    "shift_right",
-    "tower",
-    "transformer",
-]
 
 
 def _blocks(side: str) -> Names:

@@ -1,15 +1,11 @@
-"""Training objectives, one file each: a recipe with `rows`, `batch` and `loss`."""
+"""Training objectives: recipes with `rows`, `batch` and `loss`."""
 
-from regard.training.recipes.classification import TextClassification, TokenClassification
 from regard.training.recipes.clm import CausalLM
-from regard.training.recipes.contrastive import Contrastive
-from regard.training.recipes.image_classification import ImageClassification
-from regard.training.recipes.infilling import Infilling
+from regard.training.recipes.images import Contrastive, ImageClassification
+from regard.training.recipes.labelled_texts import QuestionAnswering, TextClassification, TokenClassification
 from regard.training.recipes.mlm import MaskedLM
-from regard.training.recipes.question_answering import QuestionAnswering
 from regard.training.recipes.recipe import Batch, Recipe
-from regard.training.recipes.span_corruption import SpanCorruption
-from regard.training.recipes.translation import Translation
+from regard.training.recipes.text_to_text import Infilling, SpanCorruption, Translation
 
 __all__ = [
     "RECIPES",

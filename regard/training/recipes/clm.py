@@ -18,12 +18,10 @@ from regard.nn.blocks import count_in_documents
 from regard.training.data import TokenBlocks, row_length, split_documents, token_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, tokenizer_of
 
-__all__ = ["CausalLM"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(Recipe):
-    """TokenBlocks of a stream of tokens, starting anywhere in training and side by side in evaluation.
+    """Blocks of a stream of tokens, starting anywhere in training and side by side in evaluation.
 
     >>> batch = CausalLM(length=4).batch([torch.arange(4)], [])
     >>> sorted(batch), batch["labels"].tolist()
@@ -47,11 +45,11 @@ class CausalLM(Recipe):
 
     @classmethod
     def for_model(cls, model: Model, *, length: int | None = None, pack: bool = False) -> CausalLM:
-        """TokenBlocks as long as the model's positions, unless `length` says otherwise."""
+        """Blocks as long as the model's positions, unless `length` says otherwise."""
         return cls(length=row_length(model, length, least=2), pack=pack)
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
-        """TokenBlocks of a text's tokens; packed, the documents of each block.
+        """Blocks of the text's tokens; packed, the documents of each block.
 
         Documents are the lines of a .jsonl, the .txt files of a directory, or separated by blank lines in a single one.
         """

@@ -17,8 +17,6 @@ from regard.models.model import Model
 from regard.training.data import TokenBlocks, row_length, split_documents, split_sentences, token_stream
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
-__all__ = ["MaskedLM"]
-
 Pairs = Literal["next-sentence", "sentence-order"]
 PAIR_LABELS = {"next-sentence": "next_sentence_label", "sentence-order": "sentence_order_label"}
 """What transformers' BERT and ALBERT call the label of a pair. A regard model takes either."""
@@ -102,7 +100,7 @@ class MaskedLM(Recipe):
         )
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
-        """TokenBlocks of a text's tokens; for pairs, two neighbouring segments of sentences and one from elsewhere."""
+        """Blocks of the text's tokens; for pairs, two neighbouring segments of sentences and one from elsewhere."""
         tokenizer, documents = tokenizer_of(model), read_documents(data)
         room = self.length - len(self.start_ids) - len(self.end_ids) * (1 if self.pairs is None else 2)
         if self.pairs is None:
@@ -123,8 +121,7 @@ class MaskedLM(Recipe):
             if self.pairs is None:
                 parts = [np.asarray(row)]
             else:
-                first, second, relation = row.choose(random, self.pairs)
-                parts = [first, second]
+                *parts, relation = self.choose_pair(row, random)
                 relations.append(relation)
             ids, kinds = self._surround(parts)
             hidden, label = self.hide(ids, random)
@@ -140,6 +137,18 @@ class MaskedLM(Recipe):
         if self.pairs is not None:
             batch |= {"token_type_ids": pad_rows(types, 0), PAIR_LABELS[self.pairs]: torch.tensor(relations)}
         return batch
+
+    def choose_pair(self, row: Any, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        """First and second segment, and the label: 0 as they stand in the text, 1 for a wrong second or wrong order."""
+        documents, number, sentence = row
+        first, second = documents[number][sentence : sentence + 2]
+        if random.random() < 0.5:
+            return first, second, 0
+        if self.pairs == "sentence-order":
+            return second, first, 1
+        other = int(random.integers(len(documents) - 1))
+        document = documents[other + (other >= number)]
+        return first, document[int(random.integers(len(document)))], 1
 
     def max_labels(self, labels: Tensor) -> int:
         """How many of the labels (B, N) of a batch are not ignored, at most."""
@@ -195,7 +204,7 @@ def _continuations(labels: Sequence[str]) -> tuple[int, ...]:
 
 
 class SegmentPairs(Sequence[Any]):
-    """Neighbouring sentences of all documents, and a way to draw a sentence of another document."""
+    """(documents, number of one, number of a sentence that another one follows), so that others can be drawn."""
 
     def __init__(self, documents: Sequence[Sequence[np.ndarray]], pairs: Pairs) -> None:
         if not documents or (pairs == "next-sentence" and len(documents) < 2):
@@ -210,24 +219,4 @@ class SegmentPairs(Sequence[Any]):
         return len(self.places)
 
     def __getitem__(self, index: Any) -> Any:
-        return Neighbours(self.documents, *self.places[index])
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Two neighbouring sentences: the document's number and the first one's."""
-
-    documents: Sequence[Sequence[np.ndarray]]
-    document: int
-    sentence: int
-
-    def choose(self, random: np.random.Generator, pairs: Pairs) -> tuple[np.ndarray, np.ndarray, int]:
-        """First and second segment, and the label: 0 as they stand in the text, 1 for a wrong second or wrong order."""
-        first, second = self.documents[self.document][self.sentence : self.sentence + 2]
-        if random.random() < 0.5:
-            return first, second, 0
-        if pairs == "sentence-order":
-            return second, first, 1
-        other = int(random.integers(len(self.documents) - 1))
-        document = self.documents[other + (other >= self.document)]
-        return first, document[int(random.integers(len(document)))], 1
+        return self.documents, *self.places[index]

@@ -18,8 +18,6 @@ from regard.models.text import TextModel
 from regard.nn.blocks import LanguageHead, PretrainingHead
 from regard.training.tokenizers import byte_tokenizer
 
-__all__ = ["Batch", "Recipe", "batches_of", "loss_options", "pad_rows", "padding_mask", "tokenizer_of"]
-
 Batch = dict[str, Tensor]
 """Arguments of the model: input_ids, attention_mask, labels, …"""
 

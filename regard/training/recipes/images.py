@@ -1,4 +1,4 @@
-"""Image classification from scratch or fine-tuned (ViT, DeiT, DINOv2, Swin)."""
+"""Image classification from scratch or fine-tuned (ViT, DeiT, DINOv2, Swin), and images with texts (CLIP)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from regard.data.image_processing import ImageProcessor
+from regard.data.rows import read_rows
 from regard.models.model import Model
-from regard.training.recipes.classification import label_metrics, label_number, model_labels
-from regard.training.recipes.recipe import Batch, Recipe
-
-__all__ = ["ImageClassification", "ImageRows", "processor_of", "read_images"]
+from regard.training.recipes.labelled_texts import cut, label_metrics, label_number, model_labels, text_sizes
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
 
@@ -163,6 +162,52 @@ class ImageRows(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.images[index], int(self.labels[index]), self.training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(Recipe):
+    """Each text is to find its own image in the batch, and the reverse (CLIP).
+
+    Rows have the columns image (a path, a Pillow image or an array) and text.
+
+    The other rows of the same micro-batch are the negatives, so accumulation and more processes make the task easier.
+
+    Args:
+        length: longer texts are cut.
+        pad_token_id: fills up short texts.
+    """
+
+    length: int
+    pad_token_id: int = 0
+    name: ClassVar[str] = "contrastive"
+    task: ClassVar[str] = "zero-shot-image-classification"
+
+    @classmethod
+    def for_model(cls, model: Model, *, length: int | None = None) -> Contrastive:
+        """With the padding of the model's tokenizer."""
+        return cls(**text_sizes(model, 77 if length is None else length))
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """(pixel_values, ids) of each row."""
+        tokenizer, processor, rows = tokenizer_of(model), processor_of(model), read_rows(data, ("image", "text"))
+        return [
+            (processor(row["image"]).pixel_values[0], cut(tokenizer.encode(row["text"]).ids, self.length))
+            for row in rows
+        ]
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """pixel_values (B, C, H, W), input_ids and attention_mask (B, N)."""
+        texts = [row[1] for row in rows]
+        return {
+            "input_ids": pad_rows(texts, self.pad_token_id),
+            "attention_mask": pad_rows([[1] * len(text) for text in texts], 0),
+            "pixel_values": torch.stack([row[0] for row in rows]),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Over the pairs."""
+        count = len(batch["input_ids"])
+        return model(**batch, return_loss=True).loss * count, torch.full((), count, device=batch["input_ids"].device)
 
 
 def processor_of(model: Model) -> ImageProcessor:
