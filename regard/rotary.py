@@ -21,6 +21,8 @@ from torch import Tensor
 from regard.checks import are_integers, check_int
 
 CPU = torch.device("cpu")
+TURNED = {"cpu": 1 << 19}  # numbers turned at once without gradients: on the CPU 2 to 6 times as fast, near the cores
+TURNED_ELSEWHERE = 1 << 27  # for memory alone: turning makes five temporaries of x's size, in fp32
 
 
 class Scaling(ABC):
@@ -352,6 +354,15 @@ class Rotary:
         assert cos.shape[-2:] == (x.shape[-2], self.width // 2), (cos.shape, x.shape)
         if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)
+        most = TURNED.get(x.device.type, TURNED_ELSEWHERE)
+        if type(x) is not Tensor or x.numel() <= most or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._turned(x, cos, sin)
+        out, count = x.new_empty(x.shape), max(1, most * x.shape[-2] // x.numel())
+        for parts in zip(*(torch.split(t, count, -2) for t in (out, x, cos, sin)), strict=True):
+            parts[0].copy_(self._turned(*parts[1:]))
+        return out
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part, half = x[..., : self.width], self.layout == "half"
         if torch.is_grad_enabled():  # or the gradients of both products with a would be rounded before they are added
             part = part.to(cos.dtype)

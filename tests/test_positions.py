@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias
 from transformers.models.t5.modeling_t5 import T5Attention
 
+import regard.rotary
 from regard.masks.mask import indices
 from regard.positions import (
     T5,
@@ -290,6 +291,23 @@ def test_angles_made_once_turn_as_their_positions_do(rotary, dtype):
         assert torch.equal(rotary.turn(x, angles), rotary.turn(x, positions))
         if positions.ndim == 2:
             assert torch.equal(rotary.turn(x[:, 0], angles), rotary.turn(x[:, 0], positions))
+
+
+@pytest.mark.parametrize("rotary", [Rotary(6), Rotary(11, rotated=6), Rotary(6, layout="interleaved")])
+@pytest.mark.parametrize("positions", [torch.arange(17) + 5, torch.arange(34).view(2, 17)], ids=["shared", "own"])
+@pytest.mark.parametrize("numbers", [1, 100])
+@torch.no_grad()
+def test_turning_in_pieces_gives_the_same_bits(rotary, positions, numbers, monkeypatch):
+    x = torch.randn(2, 17, 3, rotary.dim, dtype=torch.bfloat16).transpose(1, 2)  # as heads are split off
+    at_once, turned, seen = rotary.turn(x, positions), Rotary._turned, []
+    monkeypatch.setattr(Rotary, "_turned", lambda own, *parts: seen.append(parts[0].shape[2]) or turned(own, *parts))
+    monkeypatch.setattr(regard.rotary, "TURNED", {"cpu": numbers})
+    assert torch.equal(rotary.turn(x, positions), at_once)
+    most = max(1, numbers // (6 * rotary.dim))
+    assert seen == [most] * (17 // most) + [17 % most] * (17 % most > 0)
+    with torch.enable_grad():
+        rotary.turn(x, positions)
+    assert seen[-1] == 17
 
 
 def test_angles_are_cosines_and_sines_of_position_times_frequency_and_the_magnitude():

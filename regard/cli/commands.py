@@ -75,6 +75,7 @@ class GenerationOptions(LoadingOptions):
     min_p: float | None = option("Sample above P times the top probability.", "P", None)
     repetition_penalty: float | None = option("Above 1 repeats less.", "X", None)
     num_beams: int | None = option("Beam width; 1 means no beam search.", "K", None)
+    prompt_lookup_num_tokens: int | None = option("Read N copied tokens ahead; the same text.", "N", None)
     seed: int | None = option("Seed for sampling.", "N", None)
     stop: tuple[str, ...] = option("Stop at this text; repeatable.", "TEXT", ())
 

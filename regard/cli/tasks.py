@@ -143,8 +143,8 @@ def _generation_config(options: GenerationOptions, model: Model) -> GenerationCo
     from regard.generation.config import GenerationConfig
     from regard.generation.loop import merged_config
 
-    names = "max_new_tokens temperature top_k top_p min_p repetition_penalty num_beams seed ignore"
-    values = {name: getattr(options, name) for name in names.split()}
+    names = "max_new_tokens temperature top_k top_p min_p repetition_penalty num_beams prompt_lookup_num_tokens seed"
+    values = {name: getattr(options, name) for name in [*names.split(), "ignore"]}
     config = GenerationConfig(**values, stop_strings=options.stop)
     if config.seed is not None and not merged_config(model, config).samples:
         raise ValueError(
@@ -204,6 +204,7 @@ def _as_dict(output: GenerationOutput) -> dict[str, Any]:
         "ids": output.ids.tolist(),
         "reason": output.reason,
         "score": output.score,
+        "passes": output.passes,
     }
 
 

@@ -129,7 +129,7 @@ def beam_search(loop: TokenLoop, on_token: Callable[[int], None] | None = None) 
         if bool(stopped):  # waits for the device
             break
         state.keep((live.parents + width * torch.arange(batch, device=device)[:, None]).flatten())
-        logits = loop.decoder.step(state, live.tokens[:, :, made - 1].flatten())
+        logits, loop.passes = loop.decoder.step(state, live.tokens[:, :, made - 1].flatten()), made + 1
     # 3. The best of each row.
     returned = config.num_return_sequences or 1
     tell_beams(ended.rows[:, :returned].flatten(0, 1), made)

@@ -70,6 +70,10 @@ class GenerationConfig:
         early_stopping: True: end a row at its num_beams-th ended hypothesis. False: end when the best running beam, at
             its present length, cannot beat the worst ended one. "never": the same at the most favourable length.
         num_return_sequences: hypotheses returned for each row, best first.
+        prompt_lookup_num_tokens: speculative decoding: so many tokens are read ahead at once, copied from where the
+            last ones stood before. The text stays the same, but for rounding; passes of the model become fewer. 0 is
+            off. Not read from generation_config.json.
+        max_matching_ngram_size: how many of the last tokens are looked up at most; default 2. Likewise.
         stop_strings: stop as soon as one of these appears in the text.
         eos_token_ids: tokens that end a text; an int or several.
         pad_token_id: the token written after a row's end.
@@ -103,6 +107,8 @@ class GenerationConfig:
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     num_return_sequences: int | None = None
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
     stop_strings: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
@@ -121,10 +127,10 @@ class GenerationConfig:
         }
         for name, value in normalized.items():
             object.__setattr__(self, name, value)
-        for name in ("max_new_tokens", "max_length", "num_beams", "num_return_sequences"):
+        for name in ("max_new_tokens", "max_length", "num_beams", "num_return_sequences", "max_matching_ngram_size"):
             check_whole(name, getattr(self, name), 1)
-        tokens = ("forced_bos_token_id", "forced_eos_token_id")
-        for name in ("min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", *tokens):
+        others = ("no_repeat_ngram_size", "prompt_lookup_num_tokens", "forced_bos_token_id", "forced_eos_token_id")
+        for name in ("min_new_tokens", "min_length", "seed", *others):
             check_whole(name, getattr(self, name), 0)
         for token in self.suppress_tokens or ():
             check_whole("a token in suppress_tokens", token, 0)
@@ -226,7 +232,7 @@ class GenerationConfig:
         """Fill the fields that are None with the checkpoint's values; its stop strings are added.
 
         The result samples if this config says so, or if it leaves the choice to a checkpoint that does. Raises
-        ValueError for beams together with sampling or stop strings.
+        ValueError for beams together with sampling, stop strings or look-up.
         """
         own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         values = {**{each.name: getattr(checkpoint, each.name) for each in fields(self)}, **own}
@@ -249,7 +255,7 @@ class GenerationConfig:
         return merged
 
     def check_beams(self) -> None:
-        """Raise ValueError for beams together with sampling or stop strings, naming the file that asks for it."""
+        """Raise ValueError for beams with sampling, stop strings or look-up, naming the file that asks for them."""
         if (self.num_beams or 1) == 1:
             return
         if self.samples:
@@ -262,6 +268,11 @@ class GenerationConfig:
             raise ValueError(
                 f"beam search with stop strings is not supported{self._asked_by('num_beams', 'stop_strings')}: "
                 f"pass num_beams=1, or {remedy}"
+            )
+        if self.prompt_lookup_num_tokens:
+            raise ValueError(
+                f"beam search with prompt look-up is not supported{self._asked_by('num_beams')}: pass num_beams=1, or "
+                "leave out prompt_lookup_num_tokens"
             )
 
     def _asked_by(self, *keys: str) -> str:
@@ -321,7 +332,7 @@ class GenerationConfig:
 
 
 READ = {each.name for each in fields(GenerationConfig)} | FIELD.keys()
-READ -= {"eos_token_ids", "num_return_sequences", "seed", "ignore", "sources"}
+READ -= {"eos_token_ids", "num_return_sequences", "seed", "ignore", "sources", *HARMLESS}
 """Keys of generation_config.json that are read."""
 
 

@@ -51,7 +51,7 @@ class CapturedStep:
 
     def __init__(self, tower: Tower, head: LanguageHead, state: ModelState) -> None:
         self.buffers = cuda_step.StepBuffers.of(state)
-        self.device = self.buffers.at.device
+        self.device, self.at = self.buffers.at.device, len(state)
         with current(self.device):
             self.graph, self.logits = self._captured(tower, head)
 
@@ -79,9 +79,12 @@ class CapturedStep:
         if len(rows) == len(self.buffers.start):
             self.buffers.start.copy_(self.buffers.start[rows])
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens (B,) → logits (B, V), which the next step overwrites."""
+    def step(self, tokens: Tensor, at: int) -> Tensor:
+        """tokens (B,) at this position → logits (B, V), which the next step overwrites."""
         self.buffers.tokens.copy_(tokens)
+        if at != self.at:  # others were read uncaptured in between, or taken back
+            self.buffers.at.fill_(at)
+        self.at = at + 1
         with current(self.device):
             self.graph.replay()
         return self.logits

@@ -1,6 +1,7 @@
 """The generation loop: over token ids (`generate`, `stream`) and from prompts to text (`generate_text`, `stream_text`).
 
-A step is: the model's logits, `LogitsFilters`, and `Sampler`, or `beam_search` in place of the last.
+A step is: the model's logits, `LogitsFilters`, and `Sampler`, or `beam_search` in place of the last. With prompt
+look-up, one pass of the model gives the logits of several steps (`DraftReader`).
 
 Rows that have ended go on being computed and are cut at their end afterwards: a batch keeps its shape, which a captured
 CUDA step needs, and no step waits for the device.
@@ -20,6 +21,7 @@ from regard.data.images import Source, is_batch, numbered
 from regard.formats import read_optional_json
 from regard.generation.beam_search import beam_search
 from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
+from regard.generation.prompt_lookup import NGRAM, DraftReader
 from regard.generation.streaming import Decode, Reason, RowText, Stream
 from regard.models.family import GENERATION_TASKS
 from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
@@ -37,6 +39,7 @@ class Decoder(Protocol):
     """A model that continues sequences; an encoder-decoder is one once its encoder has run.
 
     Its state has `keep(rows)`: row i becomes what row rows[i] was; rows may repeat, be left out, and change in number.
+    Prompt look-up needs what `DraftReader` says.
     """
 
     def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, Any]:
@@ -58,6 +61,7 @@ class GeneratedTokens:
         ids: (R, n) new tokens, an end token included; pad_token_id after a row's end.
         lengths: number of new tokens of each row.
         reasons: why each row ended: "eos", "stop" or "length".
+        passes: how often the model ran for all rows, the prompt's pass included; fewer than tokens with prompt look-up.
         scores: (R,) of beam search, else None.
         texts: if `decode` was given, each row's text without end token and stop string. A row ended by a stop string
             keeps, in ids, the token that completed it.
@@ -66,6 +70,7 @@ class GeneratedTokens:
     ids: Tensor
     lengths: tuple[int, ...]
     reasons: tuple[Reason, ...]
+    passes: int
     scores: Tensor | None = None
     texts: tuple[str, ...] | None = None
 
@@ -105,8 +110,8 @@ def generate(
         **options: fields of `GenerationConfig`, over those of `config`.
 
     Raises:
-        TypeError, ValueError: an empty prompt, padding that is not on the left, options out of range, or beam search
-            with sampling or stop strings.
+        TypeError, ValueError: an empty prompt, padding that is not on the left, options out of range, beam search with
+            sampling, stop strings or prompt look-up, or look-up with a model that cannot read several tokens at once.
     """
     loop = TokenLoop(decoder, input_ids, attention_mask, GenerationConfig.from_options(config, options), row_numbers)
     config = loop.config
@@ -130,7 +135,7 @@ def generate(
     if decode is not None:
         cut = [row[: n - yes] for row, n, yes in zip(ids.tolist(), lengths, ended, strict=True)]  # without end tokens
         texts = tuple(decode(row) if row else "" for row in cut)
-    return GeneratedTokens(ids, tuple(lengths), tuple(reasons), scores, texts)
+    return GeneratedTokens(ids, tuple(lengths), tuple(reasons), loop.passes, scores, texts)
 
 
 def stream(
@@ -183,12 +188,14 @@ class TokenLoop:
         self.row_numbers = row_numbers
         self.sampler: Sampler | None = None
         self.tokens = input_ids.new_empty(0, len(input_ids))  # (max_new_tokens, B) once begun
+        self.passes = 0
 
     def begin(self, width: int = 1) -> tuple[Tensor, Any, Tensor, LogitsFilters]:
         """Read the prompt once, for `width` beams: logits (B, V), the state, the tokens (B, N), padding as token V."""
         # Room for all tokens that will be read, which the last one is not.
         length = self.input_ids.shape[1] + self.max_new_tokens - 1
         logits, state = self.decoder.begin(self.input_ids, self.attention_mask, length=length)
+        self.passes = 1
         vocabulary, mask = logits.shape[1], self.attention_mask
         lengths = [n for n in self.prompt_lengths for _ in range(width)]
         filters = LogitsFilters(self.config, vocabulary=vocabulary, lengths=lengths, device=logits.device)
@@ -206,10 +213,15 @@ class TokenLoop:
         history[:start] = prompt.T
         self.tokens = history[start:]
         seen, rows = history[:start].T, self.tokens.unbind()  # (B, N); (B,) for each step
+        drafts = None
+        if most := self.config.prompt_lookup_num_tokens:
+            drafts = DraftReader(self.decoder, state, history, most, self.config.max_matching_ngram_size or NGRAM)
         # 2. Decode: choose a token from the logits, let the model read it.
         for step, row in enumerate(rows):
-            if step:
-                logits = self.decoder.step(state, rows[step - 1])
+            if step and drafts is not None:
+                logits, self.passes = drafts.step(start + step, self.is_eos(rows[step - 1])), drafts.passes
+            elif step:
+                logits, self.passes = self.decoder.step(state, rows[step - 1]), step + 1
             if filters.reads_tokens:
                 seen = history[: start + step].T
             self.sampler(logits, seen, step, row)
@@ -241,7 +253,7 @@ class TokenLoop:
         """What a stream has generated, once all its rows have ended."""
         lengths, reasons = [row.length for row in rows], [row.reason for row in rows if row.reason is not None]
         texts = tuple(row.text for row in rows)
-        return GeneratedTokens(self.cut(lengths), tuple(lengths), tuple(reasons), texts=texts)
+        return GeneratedTokens(self.cut(lengths), tuple(lengths), tuple(reasons), self.passes, texts=texts)
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Where tokens are end tokens."""
@@ -287,6 +299,7 @@ class GenerationOutput:
         ids: (n,) new tokens, on the CPU, an end token included.
         reason: why it ended: "eos", "stop" or "length".
         score: of beam search: summed log probability by length, else None.
+        passes: how often the model ran for this prompt and those beside it; with prompt look-up less than len(ids).
     """
 
     prompt: str
@@ -294,6 +307,7 @@ class GenerationOutput:
     ids: Tensor
     reason: Reason
     score: float | None = None
+    passes: int | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -428,7 +442,7 @@ def continue_prompts(
                 length, reason = limits[n], "length"
                 text = decode(ids[:length].tolist())
             if reason != "length" or length == limits[n]:
-                outputs[n] = GenerationOutput(prompts[n], text, ids[:length], reason, score)
+                outputs[n] = GenerationOutput(prompts[n], text, ids[:length], reason, score, tokens.passes)
         steps.next_run()
 
     everyone = range(len(prompts))

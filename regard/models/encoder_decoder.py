@@ -210,17 +210,22 @@ class CrossAttentionDecoder:
         state = ModelState.room(self.decoder, len(input_ids), length, attention_mask, model.dtype, model.device)
         state.memory = self.decoder.keys(self.encoder_hidden_states)
         state.memory_mask = self.encoder_attention_mask
-        logits = self._advance(state, input_ids)
+        logits = self._advance(state, input_ids, 1)[:, 0]
         state.forget_mask()
         return logits, state
 
     @torch.no_grad()
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
-        state.see(len(tokens))
-        return self._advance(state, tokens.unsqueeze(1))
+        return self.extend(state, tokens.unsqueeze(1))[:, 0]
 
-    def _advance(self, state: ModelState, input_ids: Tensor) -> Tensor:
+    @torch.no_grad()
+    def extend(self, state: ModelState, tokens: Tensor) -> Tensor:
+        """tokens (B, n) → logits (B, n, V) after each of them; as in `TextModel`."""
+        state.see(*tokens.shape)
+        return self._advance(state, tokens, tokens.shape[1])
+
+    def _advance(self, state: ModelState, input_ids: Tensor, count: int) -> Tensor:
         decoder = self.decoder(
             input_ids,
             attention_mask=state.mask,
@@ -229,5 +234,5 @@ class CrossAttentionDecoder:
             encoder_hidden_states=state.memory,
             encoder_attention_mask=state.memory_mask,
         )
-        inputs = HeadInput(decoder.last_hidden_state[:, -1:], None, self.decoder.embed.tokens.weight, None)
-        return cast(Tensor, self.head(inputs))[:, 0]  # (B, V)
+        inputs = HeadInput(decoder.last_hidden_state[:, -count:], None, self.decoder.embed.tokens.weight, None)
+        return cast(Tensor, self.head(inputs))  # (B, count, V)

@@ -319,18 +319,24 @@ class FlamingoDecoder:
         if self.images is not None:
             latents = self.images.flatten(1, 2)
             state.memory = [cast(GatedLook, look).attention.keys(latents) for look in model.looks]
-        logits = self._advance(state, input_ids, sees)
+        logits = self._advance(state, input_ids, 1, sees)[:, 0]
         state.memory_mask = None if sees is None else sees[:, -1:]  # what the last token saw, the next will see
         return logits, state
 
     @torch.no_grad()
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
-        state.see(len(tokens))
-        return self._advance(state, tokens.unsqueeze(1), state.memory_mask)
+        return self.extend(state, tokens.unsqueeze(1))[:, 0]
 
-    def _advance(self, state: ModelState, input_ids: Tensor, sees: Tensor | None) -> Tensor:
+    @torch.no_grad()
+    def extend(self, state: ModelState, tokens: Tensor) -> Tensor:
+        """tokens (B, n) → logits (B, n, V) after each of them; as in `TextModel`."""
+        state.see(*tokens.shape)
+        sees = None if state.memory_mask is None else state.memory_mask.expand(-1, tokens.shape[1], -1)
+        return self._advance(state, tokens, tokens.shape[1], sees)
+
+    def _advance(self, state: ModelState, input_ids: Tensor, count: int, sees: Tensor | None) -> Tensor:
         tower = self.model.read(
             input_ids, attention_mask=state.mask, caches=state.caches, images=state.memory, sees=sees
         )
-        return self.model.score(tower.last_hidden_state[:, -1:])[:, 0]
+        return self.model.score(tower.last_hidden_state[:, -count:])

@@ -15,6 +15,7 @@ from regard.models.family import Config
 from regard.models.losses import Targets, language_head, linear_loss, text_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput, named_logits
+from regard.nn.attention import FixedCache
 from regard.nn.blocks import (
     EndPooler,
     FeedForward,
@@ -29,10 +30,10 @@ from regard.nn.blocks import (
 )
 from regard.nn.projections import Cache, ContextKeys, Linear
 from regard.nn.sparse_attention import Roles
+from regard.rotary import DynamicNTK, LongRope
 
 if TYPE_CHECKING:
     from regard.generation.cuda_graph import CapturedStep
-    from regard.nn.attention import FixedCache
 
 
 @dataclass(eq=False)
@@ -47,6 +48,7 @@ class ModelState:
         memory: keys and values of the encoder's output for each layer.
         memory_mask: which of these are tokens.
         readers: (B,) which row of the encoder's output each row attends to; None: each to its own.
+        one_by_one: why tokens must be read one at a time, for `extend` to raise; None if several can be.
         captured: the step as a CUDA graph, if there is one.
     """
 
@@ -57,6 +59,7 @@ class ModelState:
     memory: list[ContextKeys] | None = None
     memory_mask: Tensor | None = None
     readers: Tensor | None = None
+    one_by_one: str | None = None
     captured: CapturedStep | None = None
 
     @classmethod
@@ -76,13 +79,19 @@ class ModelState:
             return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
 
         try:
-            return cls(caches(device), mask, length)
+            state = cls(caches(device), mask, length)
         except RuntimeError as error:  # out of memory
             gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
             raise ValueError(
                 f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
                 "have as much: ask for fewer new tokens, texts or beams"
             ) from error
+        scaling = None if tower.rotary is None else tower.rotary.scaling
+        if not all(isinstance(cache, FixedCache) for cache in state.caches):
+            state.one_by_one = "its attention keeps sums, from which no token can be taken back"
+        elif isinstance(scaling, DynamicNTK | LongRope) and length > scaling.original:
+            state.one_by_one = f"its positions beyond {scaling.original} depend on how many tokens are read at once"
+        return state
 
     def __len__(self) -> int:
         return len(self.caches[0])
@@ -108,12 +117,20 @@ class ModelState:
         if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
             self.padding, self.mask = (~self.mask).sum(1), None
 
-    def see(self, batch: int) -> None:
-        """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
-        if len(self) == self.length:
-            raise ValueError(f"no room: all {len(self)} positions are used")
+    def see(self, batch: int, count: int = 1) -> None:
+        """Add `count` tokens to every row. Raises ValueError, before anything changes, if there is no room for them."""
+        if len(self) + count > self.length:
+            raise ValueError(f"no room for {count} more: {len(self)} of {self.length} positions are used")
+        if count > 1 and self.one_by_one is not None:
+            raise ValueError(f"the model cannot read {count} tokens at once: {self.one_by_one}")
         if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
+            self.mask = torch.cat([self.mask, self.mask.new_ones(batch, count)], 1)
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        for cache in cast("list[FixedCache]", self.caches):  # others are read one by one
+            cache.crop(length)
+        self.mask = None if self.mask is None else self.mask[:, :length]
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes the old row rows[i]; the number of rows may change."""
@@ -299,7 +316,7 @@ class TextModel(Model):
             )
         attention_mask = self.check_prompt(input_ids, attention_mask, self.tower, length)
         state = ModelState.room(self.tower, len(input_ids), length, attention_mask, self.dtype, self.device)
-        logits = self._advance(state, input_ids, inserted)
+        logits = self._advance(state, input_ids, 1, inserted)[:, 0]
         state.forget_mask()
         return logits, state
 
@@ -312,10 +329,19 @@ class TextModel(Model):
         state.see(len(tokens))
         captured = self._captured(state)
         if captured is None:
-            return self._advance(state, tokens.unsqueeze(1))
+            return self._advance(state, tokens.unsqueeze(1), 1)[:, 0]
         for cache in cast("list[FixedCache]", state.caches):  # nothing else is captured
             cache.advance(1)
-        return captured.step(tokens)
+        return captured.step(tokens, len(state) - 1)
+
+    @torch.no_grad()
+    def extend(self, state: ModelState, tokens: Tensor) -> Tensor:
+        """tokens (B, n) → logits (B, n, V) after each of them; `state.crop` takes back those that were read too early.
+
+        Raises ValueError, before anything changes, if `state.one_by_one` says that the model cannot.
+        """
+        state.see(*tokens.shape)
+        return self._advance(state, tokens, tokens.shape[1])
 
     def _captured(self, state: ModelState) -> CapturedStep | None:
         """The captured step of this state, made now if there is none; None where it cannot be captured."""
@@ -330,7 +356,8 @@ class TextModel(Model):
             state.captured = CapturedStep(self.tower, self.head, state)
         return state.captured
 
-    def _advance(self, state: ModelState, input_ids: Tensor, inserted: Inserted | None = None) -> Tensor:
+    def _advance(self, state: ModelState, input_ids: Tensor, count: int, inserted: Inserted | None = None) -> Tensor:
+        """Read input_ids (B, N): logits (B, count, V) after the last of them."""
         tower = self.tower(
             input_ids,
             attention_mask=state.mask,
@@ -338,9 +365,9 @@ class TextModel(Model):
             caches=state.caches,
             inserted=inserted,
         )
-        last = tower.last_hidden_state[:, -1:]  # (B, 1, d)
+        last = tower.last_hidden_state[:, -count:]  # (B, count, d)
         assert self.head is not None
-        return cast(Tensor, self.head(HeadInput(last, None, self.tower.embed.tokens.weight, None)))[:, 0]  # (B, V)
+        return cast(Tensor, self.head(HeadInput(last, None, self.tower.embed.tokens.weight, None)))
 
 
 Choice = Callable[[Tensor, Tensor | None], Tensor]

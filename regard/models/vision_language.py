@@ -299,3 +299,7 @@ class VisionLanguageDecoder:
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one, as the language model's does."""
         return self.model.text.step(state, tokens)
+
+    def extend(self, state: ModelState, tokens: Tensor) -> Tensor:
+        """tokens (B, n) → logits (B, n, V) after each of them; as in `TextModel`."""
+        return self.model.text.extend(state, tokens)

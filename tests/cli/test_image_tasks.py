@@ -141,6 +141,7 @@ def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
                     "ids": made.ids.tolist(),
                     "reason": made.reason,
                     "score": None,
+                    "passes": 3,
                 }
             ],
         }

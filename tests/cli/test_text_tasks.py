@@ -92,7 +92,14 @@ def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
     made = regard.load(writer).generate("The cat", max_new_tokens=4, num_beams=2)
     assert found["model"] == writer
     wanted = {"prompt": "The cat", "text": made.text, "ids": made.ids.tolist(), "reason": made.reason}
-    assert found["texts"] == [{**wanted, "score": made.score}]
+    assert found["texts"] == [{**wanted, "score": made.score, "passes": 4}]
+
+
+def test_tokens_read_ahead_change_no_text(run: Any, writer: str) -> None:
+    command = ["generate", "it was too", "--model", writer, "--max-new-tokens", "60"]
+    ahead = json.loads(run(*command, "--prompt-lookup-num-tokens", "6", "--json"))["texts"][0]
+    assert run(*command) == ahead["text"] + "\n"
+    assert ahead["passes"] < len(ahead["ids"]) == 60
 
 
 def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, writer: str, terminal: Any) -> None:

@@ -70,18 +70,13 @@ def steps(model: TextModel, ids: Tensor, mask: Tensor | None, new: Tensor, *, by
     """Logits after each of the new tokens (B, steps), one at a time: (steps, B, V)."""
     _, state = model.begin(ids, mask, length=ids.shape[1] + new.shape[1])
     if not by_kernels:
-        return torch.stack([model._advance(seen(state, len(ids)), column[:, None]) for column in new.T])
+        return torch.stack([model.extend(state, column[:, None])[:, 0] for column in new.T])
     steady = cuda_step.StepBuffers.of(state)
     made = []
     for column in new.T:
         steady.tokens.copy_(column)
         made.append(cuda_step.step(model.tower, model.head, steady))
     return torch.stack(made)
-
-
-def seen(state, batch):
-    state.see(batch)
-    return state
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -268,3 +263,20 @@ def test_captured_steps_of_one_wide_text_are_those_of_the_tower(tmp_path):
     assert state.captured is not None
     baseline = steps(model, ids, None, new, by_kernels=False)
     assert_rule(ours, baseline, steps(model.double(), ids, None, new, by_kernels=False))
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_captured_steps_go_on_where_several_tokens_were_read_and_some_taken_back(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    ids, _ = prompt(1, 11, padded=False)
+    new = torch.randint(3, 29, (1, 7), generator=torch.Generator().manual_seed(8)).to(DEVICE)
+    _, state = model.begin(ids, None, length=24)
+    made = [model.step(state, new[:, 0]).clone()[:, None]]
+    model.extend(state, new[:, 3:])  # too early
+    state.crop(12)
+    made += [model.step(state, new[:, 1]).clone()[:, None], model.extend(state, new[:, 2:5])]
+    made += [model.step(state, column).clone()[:, None] for column in new[:, 5:].T]
+    assert state.captured is not None
+    baseline = steps(model, ids, None, new, by_kernels=False)
+    assert_rule(torch.cat(made, 1)[0], baseline[:, 0], steps(model.double(), ids, None, new, by_kernels=False)[:, 0])

@@ -6,7 +6,9 @@ The other parts are judged in the models that are made of them.
 import pytest
 import torch
 
+from regard.nn import blocks
 from regard.nn.blocks import ACTIVATIONS, OVERWRITING, FeedForward
+from regard.testing import assert_rule
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -82,3 +84,34 @@ def test_half_of_gate_and_up_is_refused():
     layer.w_in, layer.w_out = torch.nn.Linear(6, 10), torch.nn.Linear(5, 6)  # all of the gate, and nothing of up
     with pytest.raises(ValueError, match=r"20.*10"):
         layer(torch.zeros(2, 5, 6))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("numbers", [1, 150, 10_000])
+def test_what_is_computed_in_pieces_is_what_is_computed_at_once(gated, numbers, monkeypatch):
+    """A piece of one position, of 15 or 7, and all: 2 × 29 positions, of 10 inner numbers or 20."""
+    layer = FeedForward(6, 10, "silu", gated=gated).eval()
+    x = torch.randn(6, 29, 2).transpose(0, 2)  # not contiguous
+    seen = []
+    monkeypatch.setattr(blocks, "INNER", {"cpu": numbers})
+    monkeypatch.setattr(layer, "_at_once", lambda part: seen.append(part.shape) or FeedForward._at_once(layer, part))
+    baseline = layer(x).detach()
+    assert seen == [x.shape]  # with gradients at once
+    with torch.no_grad():
+        ours = layer(x)
+        assert_rule(ours, baseline, FeedForward._at_once(layer.double(), x.double()))
+    width = 20 if gated else 10
+    assert len(seen[1:]) == {1: 58, 150: -(-58 // (150 // width)), 10_000: 1}[numbers]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer.float()(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("where", ["w_in", "w_out", "training"])
+def test_a_hook_sees_all_positions_and_dropout_draws_once(where, monkeypatch):
+    layer, x, seen = FeedForward(6, 10, "gelu", dropout=0.5).train(where == "training"), torch.randn(2, 5, 6), []
+    monkeypatch.setattr(blocks, "INNER", {"cpu": 10})
+    part = layer.dropout if where == "training" else getattr(layer, where)
+    part.register_forward_hook(lambda module, given, made: seen.append(made.shape[:-1]))
+    with torch.no_grad():
+        layer(x)
+    assert seen == [(2, 5)]
