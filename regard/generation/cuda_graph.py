@@ -7,6 +7,7 @@ not on the left, under autocast, which the kernels do not follow, or under `watc
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,49 @@ _RAN: WeakKeyDictionary[Tower, WeakKeyDictionary[LanguageHead, set[object]]] = W
 """The forms of step that each tower and head have run: their kernels are compiled and loaded, which must not happen
 during a capture."""
 
+_THREAD = threading.local()
+
+
+class GraphMemory:
+    """Memory for the temporaries of captured steps that run on one stream, one after another.
+
+    A graph that is captured here uses again what the ones before it used, so that generating does not take more memory
+    each time. The latest graph is kept: without any graph, torch would give its memory up.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.latest: torch.cuda.CUDAGraph | None = None
+
+    @classmethod
+    def of(cls, tower: Tower) -> GraphMemory:
+        """That of this model, this thread and the current stream."""
+        models: WeakKeyDictionary[Tower, dict[int, GraphMemory]]
+        models = vars(_THREAD).setdefault("models", WeakKeyDictionary())
+        streams = models.setdefault(tower, {})
+        current_stream = torch.cuda.current_stream().cuda_stream
+        if current_stream not in streams:
+            streams[current_stream] = cls()
+        return streams[current_stream]
+
+    def capture(
+        self, tower: Tower, head: LanguageHead, buffers: cuda_step.StepBuffers
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The graph of a step, and the logits that it fills. `stream` must be the current one.
+
+        torch's own context, `torch.cuda.graph`, first waits for the device and gives back all memory that is kept. Here
+        the prompt may still be on its way, and the next prompt wants that memory again.
+        """
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self.latest is None else self.latest.pool()
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may use the GPU
+        try:
+            logits = cuda_step.step(tower, head, buffers)
+        finally:
+            graph.capture_end()
+        self.latest = graph
+        return graph, logits
+
 
 class CapturedStep:
     """The captured step of one state."""
@@ -53,24 +97,27 @@ class CapturedStep:
         self.buffers = cuda_step.StepBuffers.of(state)
         self.device, self.at = self.buffers.at.device, len(state)
         with current(self.device):
+            self.stream = torch.cuda.current_stream()
             self.graph, self.logits = self._captured(tower, head)
 
     def _captured(self, tower: Tower, head: LanguageHead) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         at, form = self.buffers.at.clone(), self.buffers.form
         ran = _RAN.setdefault(tower, WeakKeyDictionary()).setdefault(head, set())
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        memory = GraphMemory.of(tower)
+        memory.stream.wait_stream(self.stream)
+        with torch.cuda.stream(memory.stream):
             if form not in ran:  # what it writes is written again by the first replay
                 cuda_step.step(tower, head, self.buffers)
                 ran.add(form)
-            made = _capture(tower, head, self.buffers)
-        torch.cuda.current_stream().wait_stream(aside)
+            graph, logits = memory.capture(tower, head, self.buffers)
+        self.stream.wait_stream(memory.stream)
         self.buffers.at.copy_(at)
-        return made
+        return graph, logits
 
     def fits(self, state: ModelState) -> bool:
-        """True if the state's caches are still where they were captured."""
+        """True if the state's caches are still where they were captured, and the stream is the one that was current."""
+        if torch.cuda.current_stream(self.device) != self.stream:  # its temporaries are shared on that stream alone
+            return False
         cache = cast(FixedCache, state.caches[0])  # what `cuda_step` supports keeps keys and values
         return self.buffers.keys[0].data_ptr() == cache.room[0].data_ptr()
 
@@ -88,18 +135,3 @@ class CapturedStep:
         with current(self.device):
             self.graph.replay()
         return self.logits
-
-
-def _capture(tower: Tower, head: LanguageHead, buffers: cuda_step.StepBuffers) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """The graph of a step, and the logits that it fills. The stream is not the default one, where none can be captured.
-
-    torch's own context, `torch.cuda.graph`, first waits for the device and gives back all memory that is kept. Here the
-    prompt may still be on its way, and the next prompt wants that memory again.
-    """
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the GPU
-    try:
-        logits = cuda_step.step(tower, head, buffers)
-    finally:
-        graph.capture_end()
-    return graph, logits

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from regard.models.text import ModelState
 
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
-CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200
+TILE = 64  # keys of one turn of `attend`'s loop; this and the next were fastest on an H200
+CHUNKS = (128, 256, 512, 1024, 2048)  # keys of one program of `attend`
+PROGRAMS = 2048  # of `attend`: with more of them, each takes more keys; about 16 for each of an H200's processors
 ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
 SOME = 8  # chunks that `combine` takes at once
 
@@ -57,8 +59,8 @@ class StepBuffers:
     def form(self) -> tuple[object, ...]:
         """Steps of one form run through the same compiled kernels: what these are made for, beside the model."""
         k = self.keys[0]
-        room, pieces = k.shape[2], _pieces(k.shape[2])
-        return len(k), k.dtype, k.device, *((n == 1, n % 16 == 0) for n in (room, pieces))
+        chunk, pieces = _split(k)
+        return len(k), k.dtype, k.device, chunk, *((n == 1, n % 16 == 0) for n in (k.shape[2], pieces))
 
 
 def unsupported_reason(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
@@ -195,7 +197,7 @@ def attend(
     from regard.generation import cuda_kernels
 
     batch, kv_heads, room, head_dim = k.shape
-    heads, pieces, rotary = attention.num_heads, _pieces(room), attention.position
+    heads, rotary, (chunk, pieces) = attention.num_heads, attention.position, _split(k)
     turn = angles is not None and isinstance(rotary, Rotary)
     cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
     sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
@@ -205,19 +207,22 @@ def attend(
         qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, heads, kv_heads, head_dim,
         rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
-        PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
+        PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
         num_warps=4, **options,
     )  # fmt: skip
     out = qkv.new_empty(batch, heads * head_dim)
     cuda_kernels.combine[(batch * heads,)](
         sums, most, total, buffers.start, buffers.at, out, heads, head_dim, pieces,
-        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
+        CHUNK=chunk, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
     )  # fmt: skip
     return out
 
 
-def _pieces(room: int) -> int:
-    return (room + CHUNK - 1) // CHUNK
+def _split(k: Tensor) -> tuple[int, int]:
+    """How many keys of a cache (B, Hkv, room, D) each program of `attend` takes, and how many programs a head has."""
+    rows, room = k.shape[0] * k.shape[1], k.shape[2]
+    chunk = next((keys for keys in CHUNKS if rows * -(-room // keys) <= PROGRAMS), CHUNKS[-1])
+    return chunk, -(-room // chunk)
 
 
 def _options(device: torch.device) -> dict[str, bool]:

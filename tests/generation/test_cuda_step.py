@@ -91,12 +91,15 @@ def test_a_step_by_kernels_is_a_step_of_the_tower(name, batch, padded, tmp_path)
     assert_rule(ours, baseline, truth)
 
 
-def test_keys_of_several_chunks_are_combined(tmp_path):
+@pytest.mark.parametrize("chunks", [(128,), (64, 256)], ids=["of 128", "wider, since programs would be many"])
+def test_keys_of_several_chunks_are_combined(chunks, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_step, "CHUNKS", chunks)
+    monkeypatch.setattr(cuda_step, "PROGRAMS", 12)
     model = model_of("LLaMA", tmp_path, torch.float32)
-    n = 2 * cuda_step.CHUNK + 3
+    n = 2 * chunks[-1] + 3
     ids, mask = prompt(2, n, padded=True)
     new = torch.randint(3, 29, (2, 2), generator=torch.Generator().manual_seed(8)).to(DEVICE)
-    for first in (0, cuda_step.CHUNK + 5):  # one text with a whole chunk of padding
+    for first in (0, chunks[-1] + 5):  # one text with a whole chunk of padding
         mask = torch.stack([torch.arange(n) >= 0, torch.arange(n) >= first]).to(DEVICE)
         ours = steps(model.float(), ids, mask, new, by_kernels=True)
         baseline = steps(model, ids, mask, new, by_kernels=False)
@@ -227,10 +230,10 @@ def test_steps_have_one_form_where_their_kernels_do(tmp_path):
         ids, mask = prompt(batch, 5, padded=False)
         return cuda_step.StepBuffers.of(model.begin(ids, mask, length=room)[1]).form
 
-    assert form(1, 9) == form(1, cuda_step.CHUNK - 1)
+    assert form(1, 9) == form(1, cuda_step.CHUNKS[0] - 1)
     assert form(1, 9) != form(1, 16)  # a room that 16 divides has loads of its own
     assert form(1, 9) != form(2, 9)
-    assert form(1, 9) != form(1, cuda_step.CHUNK + 1)  # several chunks
+    assert form(1, 9) != form(1, cuda_step.CHUNKS[0] + 1)  # several chunks
 
 
 @pytest.mark.gpu
@@ -245,6 +248,51 @@ def test_a_step_captured_again_is_not_run_aside_and_gives_the_same(batch, tmp_pa
         made.append(generate(model, ids, mask, max_new_tokens=6, pad_token_id=0).ids)
     assert len(ran) == 4  # once aside, and once for each capture
     assert all(torch.equal(other, made[0]) for other in made)
+
+
+def test_programs_take_more_keys_where_there_are_many():
+    def split(rows, room):
+        return cuda_step._split(torch.empty(1, rows, room, 2, device="meta"))
+
+    assert split(8, 300) == (128, 3)
+    assert split(8, 65_536) == (256, 256)
+    assert split(32, 65_536) == (1024, 64)
+    assert split(1024, 65_537) == (2048, 33)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_generations_share_the_memory_of_their_graphs(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    ids, _ = prompt(1, 11, padded=False)
+    baseline, reserved = generate(model, ids, max_new_tokens=6, pad_token_id=0).ids, []
+    for _ in range(4):
+        assert torch.equal(generate(model, ids, max_new_tokens=6, pad_token_id=0).ids, baseline)
+        reserved.append(torch.cuda.memory_reserved())
+    assert len(set(reserved)) == 1
+    states = [model.begin(ids, None, length=20)[1] for _ in range(2)]  # two that go on by turns
+    turns = [[model.step(state, baseline[:, n]).clone() for state in states] for n in range(5)]
+    assert states[0].captured.graph.pool() == states[1].captured.graph.pool()
+    assert all(torch.equal(first, second) for first, second in turns)
+    assert torch.equal(torch.cat([first.argmax(-1) for first, _ in turns]), baseline[0, 1:])
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_a_step_on_another_stream_is_captured_there(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    ids, _ = prompt(1, 11, padded=False)
+    new = torch.randint(3, 29, (1, 4), generator=torch.Generator().manual_seed(8)).to(DEVICE)
+    _, state = model.begin(ids, None, length=20)
+    made, graphs = [model.step(state, new[:, 0]).clone()], [state.captured.graph]
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        made += [model.step(state, column).clone() for column in new[:, 1:].T]
+    torch.cuda.current_stream().wait_stream(other)
+    assert state.captured.graph.pool() != graphs[0].pool()
+    baseline = steps(model, ids, None, new, by_kernels=False)
+    assert_rule(torch.stack(made), baseline, steps(model.double(), ids, None, new, by_kernels=False))
 
 
 @pytest.mark.gpu
