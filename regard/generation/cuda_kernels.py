@@ -154,14 +154,15 @@ def older(CACHE, cells, start, first, end, d, head_dim, TILE: tl.constexpr):
 def attend(
     QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, q_heads, kv_heads, head_dim, width, room, pieces, scale,
     TURN: tl.constexpr, INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one new token per text over one chunk of its keys, from START of the text to AT, its own.
 
     QKV: (B, (H + 2·Hkv)·D), the token's queries, then keys, then values.  COS, SIN: (B, width/2).
     K, V: (B, Hkv, room, D), the caches; its own key and value are written to them at AT.
     A program has the GROUP query heads of one key head and CHUNK keys, TILE at a time. It leaves Σ e^(s − most)·v in
-    SUMS (B·H, pieces, D), and most and Σ e^(s − most) in MOST and TOTAL (B·H, pieces), in units of log₂.
+    SUMS (B·H, pieces, D), and most and Σ e^(s − most) in MOST and TOTAL (B·H, pieces), in units of log₂. Of few keys,
+    the first tile is read before the kernels before this one have ended; of many, STAGES tiles are on their way.
     """
     pair, piece = tl.program_id(0), tl.program_id(1)  # pair: text and key head
     text, kv_head = pair // kv_heads, pair % kv_heads
@@ -170,8 +171,9 @@ def attend(
     end = tl.minimum(begin + CHUNK, last)  # of the older keys, which no kernel of this step writes
     d, g = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)
     cells = pair.to(tl.int64) * room * head_dim + d
-    k = older(K, cells, begin, first, end, d, head_dim, TILE)
-    v = older(V, cells, begin, first, end, d, head_dim, TILE)
+    if STAGES == 1:
+        k = older(K, cells, begin, first, end, d, head_dim, TILE)
+        v = older(V, cells, begin, first, end, d, head_dim, TILE)
     take_over(OVERLAP)
     if (begin > last) | (begin + CHUNK <= first):
         return
@@ -183,7 +185,10 @@ def attend(
     most = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     sums = tl.zeros([PADDED, BLOCK], tl.float32)
-    for start in range(begin, end, TILE):
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        if STAGES > 1:
+            k = older(K, cells, start, first, end, d, head_dim, TILE)
+            v = older(V, cells, start, first, end, d, head_dim, TILE)
         j = start + tl.arange(0, TILE)
         seen = (j >= first) & (j < end)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)  # (PADDED, TILE)
@@ -195,8 +200,9 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
         sums = sums * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         most = higher
-        k = older(K, cells, start + TILE, first, end, d, head_dim, TILE)
-        v = older(V, cells, start + TILE, first, end, d, head_dim, TILE)
+        if STAGES == 1:
+            k = older(K, cells, start + TILE, first, end, d, head_dim, TILE)
+            v = older(V, cells, start + TILE, first, end, d, head_dim, TILE)
     if last < begin + CHUNK:
         own = token + (q_heads + kv_head + tl.arange(0, 1)[:, None]) * head_dim
         new_k = turned(own, cos, sin, d, d < head_dim, width, TURN, INTERLEAVED).to(K.dtype.element_ty)  # (1, BLOCK)

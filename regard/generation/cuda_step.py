@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
 TILE = 64  # keys of one turn of `attend`'s loop; this and the next were fastest on an H200
 CHUNKS = (128, 256, 512, 1024, 2048)  # keys of one program of `attend`
-PROGRAMS = 2048  # of `attend`: with more of them, each takes more keys; about 16 for each of an H200's processors
+PROGRAMS = 512  # of `attend`: with more of them, each takes more keys
+STAGES = 4  # tiles of a program that are on their way, if it takes more than the fewest keys
 ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
-SOME = 8  # chunks that `combine` takes at once
+SOME = 64  # chunks that `combine` takes at once, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ class StepBuffers:
         """Steps of one form run through the same compiled kernels: what these are made for, beside the model."""
         k = self.keys[0]
         chunk, pieces = _split(k)
-        return len(k), k.dtype, k.device, chunk, *((n == 1, n % 16 == 0) for n in (k.shape[2], pieces))
+        some = min(SOME, power_of_two(pieces))
+        return len(k), k.dtype, k.device, chunk, some, *((n == 1, n % 16 == 0) for n in (k.shape[2], pieces))
 
 
 def unsupported_reason(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
@@ -207,13 +209,13 @@ def attend(
         qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, heads, kv_heads, head_dim,
         rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
-        PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
-        num_warps=4, **options,
+        PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, STAGES=_stages(k, chunk),
+        BLOCK=max(16, power_of_two(head_dim)), num_warps=4, **options,
     )  # fmt: skip
     out = qkv.new_empty(batch, heads * head_dim)
     cuda_kernels.combine[(batch * heads,)](
         sums, most, total, buffers.start, buffers.at, out, heads, head_dim, pieces,
-        CHUNK=chunk, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
+        CHUNK=chunk, SOME=min(SOME, power_of_two(pieces)), BLOCK=power_of_two(head_dim), num_warps=4, **options,
     )  # fmt: skip
     return out
 
@@ -223,6 +225,18 @@ def _split(k: Tensor) -> tuple[int, int]:
     rows, room = k.shape[0] * k.shape[1], k.shape[2]
     chunk = next((keys for keys in CHUNKS if rows * -(-room // keys) <= PROGRAMS), CHUNKS[-1])
     return chunk, -(-room // chunk)
+
+
+def _stages(k: Tensor, chunk: int) -> int:
+    """How many tiles of keys and values `attend` has on their way: with many keys, as many as shared memory holds."""
+    if chunk == CHUNKS[0]:
+        return 1
+    if not k.is_cuda:
+        return STAGES
+    properties = torch.cuda.get_device_properties(k.device)
+    memory: int = getattr(properties, "shared_memory_per_block_optin", 1 << 16)  # AMD's do not say, and have 64 KiB
+    tile = 2 * TILE * max(16, power_of_two(k.shape[-1])) * k.element_size()
+    return max(1, min(STAGES, 4 * memory // (5 * tile)))  # a fifth is for the rest
 
 
 def _options(device: torch.device) -> dict[str, bool]:

@@ -255,8 +255,8 @@ def test_programs_take_more_keys_where_there_are_many():
         return cuda_step._split(torch.empty(1, rows, room, 2, device="meta"))
 
     assert split(8, 300) == (128, 3)
-    assert split(8, 65_536) == (256, 256)
-    assert split(32, 65_536) == (1024, 64)
+    assert split(8, 65_536) == (1024, 64)
+    assert split(32, 16_384) == (1024, 16)
     assert split(1024, 65_537) == (2048, 33)
 
 
