@@ -97,11 +97,11 @@ def blip(directory: Path, head: str) -> Path:
     return put(directory, f"Blip{head}", config, BlipImageProcessorPil(size={"height": 30, "width": 30}), tokenizer)
 
 
-def llava(directory: Path) -> Path:
-    """3 × 3 patches of a picture among the words."""
+def llava(directory: Path, rows: int = 0) -> Path:
+    """3 × 3 patches of a picture among the words. rows: of the table of words, beyond those of the tokenizer."""
     tokenizer = spoken(pieces("<pad>", "<s>", "</s>", "<unk>", frame="<s> $A"), "<image>")
     text = transformers.LlamaConfig(
-        **{**SEEN, "num_key_value_heads": 5}, vocab_size=len(tokenizer), max_position_embeddings=131, head_dim=4
+        **{**SEEN, "num_key_value_heads": 5}, vocab_size=len(tokenizer) + rows, max_position_embeddings=131, head_dim=4
     )
     vision = transformers.CLIPVisionConfig(**SEEN, image_size=18, patch_size=6)
     config = transformers.LlavaConfig(

@@ -37,8 +37,8 @@ SMALL = {"D": 24, "DV": 16, "WIDTH": 32, "WIDTH_V": 16, "BLOCK_Q": 64, "BLOCK_K"
 UNROLLED = {"BLOCK_Q": 16, "BLOCK_K": 32}
 
 
-def assembly(kernel: Any, number: str, constants: dict[str, Any]) -> str:
-    """What Hopper would run. number: the dtype of q, weights and the like."""
+def assembly(kernel: Any, number: str, constants: dict[str, Any], aligned: tuple[str, ...] = ()) -> str:
+    """What Hopper would run. number: the dtype of q, weights and the like. aligned: arguments divisible by 16."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -52,7 +52,8 @@ def assembly(kernel: Any, number: str, constants: dict[str, Any]) -> str:
         return "*i32" if name in WHOLE else "*fp32" if name in SINGLE else "*u8" if name == "CELLS" else f"*{number}"
 
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, {name: kind(name) for name in kernel.arg_names}, constexprs=places)
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, {name: kind(name) for name in kernel.arg_names}, constexprs=places, attrs=attrs)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True})
     return str(made.asm["ptx"])
 
@@ -85,12 +86,28 @@ def test_a_matrix_times_a_vector_compiles(norm: int, gated: bool, overlap: bool)
 def test_attention_of_one_token_compiles(number: str, turn: bool, interleaved: bool) -> None:
     from regard.generation import cuda_kernels
 
-    cut = {"GROUP": 4, "PADDED": 16, "CHUNK": 128, "TILE": 64, "BLOCK": 64, "OVERLAP": True}
-    found = assembly(cuda_kernels.attend, number, {"TURN": turn, "INTERLEAVED": interleaved, **cut})
+    form = {
+        "TURN": turn,
+        "INTERLEAVED": interleaved,
+        "GROUP": 4,
+        "PADDED": 16,
+        "TILE": 64,
+        "BLOCK": 64,
+        "OVERLAP": True,
+    }
+    found = assembly(cuda_kernels.attend, number, {**form, "CHUNK": 128, "STAGES": 1})
     loads = 2 + 2 * 64 * 64 // 128  # where the text begins and ends; its first tile of keys and of values
     assert before_waiting(found) == {"ld.global": loads, "st.global": 0, "bra": 0, "ret;": 0}
     found = assembly(cuda_kernels.combine, number, {"CHUNK": 128, "SOME": 8, "BLOCK": 64, "OVERLAP": True})
     assert before_waiting(found) == {"ld.global": 0, "st.global": 0, "bra": 0, "ret;": 0}
+
+
+def test_long_caches_are_read_several_tiles_ahead() -> None:
+    from regard.generation import cuda_kernels
+
+    form = {"TURN": True, "INTERLEAVED": False, "GROUP": 4, "PADDED": 16, "TILE": 64, "BLOCK": 64, "OVERLAP": True}
+    found = assembly(cuda_kernels.attend, "bf16", {**form, "CHUNK": 1024, "STAGES": 4}, ("K", "V", "room", "head_dim"))
+    assert "cp.async" in found
 
 
 @pytest.mark.parametrize("name", ["attend", "differentiate_queries", "differentiate_keys"])

@@ -709,9 +709,9 @@ def png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", r"'x\.jpg'.*0.*bytes"),
+        (b"", r"'x\.jpg'"),
         (b"not a picture", r"'x\.jpg'"),
-        (b"<html><script>alert(1)</script>", r"'x\.jpg'.*\(HTML\)"),
+        (b"<html><script>alert(1)</script>", r"'x\.jpg'"),
         (b"<svg onload='alert(1)'/>", r"'x\.jpg'.*SVG"),
         (b"\x89PNG\r\n\x1a\n", r"'x\.jpg'"),
         (png(13_000, 13_000), r"'x\.jpg'.*13000.*60,000,000"),

@@ -225,7 +225,7 @@ def test_values_are_those_of_a_full_watch(name, tiles, monkeypatch):
     watching = regard.monitor(model, batch, every=1)
     for step in (1, 2, 3):  # the first look searches for calls, later ones know where they come from
         watching.step(step)
-    with torch.no_grad(), regard.watch(model, keep="output") as seen:
+    with torch.no_grad(), regard.watch(model, keep="output", measures=["patterns", "max_logit"]) as seen:
         model(**batch)
     for record in watching.records:
         assert record["layers"] == seen.names
