@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
 import platform
 import re
 import subprocess
@@ -27,6 +28,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a check is a process already
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "gpu-check.json"
@@ -368,23 +371,24 @@ def check_watch(device: str) -> str:
     return "2 models, 3 layers each"
 
 
+# Those that take longest come first.
 CHECKS: dict[str, Callable[[str], str]] = {
-    "backends": check_backends,
-    "flex": check_flex,
-    "sparse kernels": check_sparse_kernels,
-    "lens kernels": check_lens,
     **{f"lens kernel for Hopper, {part} of 3": partial(check_hopper, part=part) for part in (1, 2, 3)},
+    "lens kernels": check_lens,
+    "sparse kernels": check_sparse_kernels,
+    "flex": check_flex,
+    "training": check_training,
+    "compile": check_compile,
     **{
         f"decoding {name}, batch {batch}": partial(check_decoding, name=name, batch=batch)
         for name in ("GPT-2", "LLaMA")
         for batch in (1, 8)
     },
+    "watch": check_watch,
+    "backends": check_backends,
     "LLaVA": check_llava,
     "Longformer": partial(check_long, name="Longformer"),
     "BigBird": partial(check_long, name="BigBird"),
-    "compile": check_compile,
-    "training": check_training,
-    "watch": check_watch,
 }
 
 
@@ -408,7 +412,9 @@ def run_check(name: str, device: str) -> dict[str, Any]:
 def run_checks(device: str, only: str, jobs: int) -> list[dict[str, Any]]:
     """The row of each check, printed as it ends. Most of the time is compilation, so `jobs` processes share them."""
     names, rows = [name for name in CHECKS if only in name], {}
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("forkserver")  # its processes have the imports already
+    context.set_forkserver_preload(["torch", "transformers", "pytest", "regard.lens.watch", "regard.models.loading"])
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         for ended in as_completed([pool.submit(run_check, name, device) for name in names]):
             row = ended.result()
             rows[row["name"]] = row

@@ -259,10 +259,10 @@ class TextPane {
     const top = this.#top(state, row);
     for (const { key } of top) labels.have(key, key + 1);
     this.links.show(top, { key: state.key, lang: state.lang, scale, paper, name: (key) => this.#name(key) });
-    // Until the row is there, the list of its links is not, and takes no room from the words.
+    this.#read(this.error, state);
+    // Last, since the readout and the list of links take room from the words; until the row is there, the list is empty.
     const settled = row?.token === state.token || !this.#hasRows;
     if (this.words.bringIntoSight(this.sought, this.scroll) && settled) this.sought = null;
-    this.#read(this.error, state);
   }
 
   /**
