@@ -82,6 +82,7 @@ def look_on_cuda() -> list[str]:
                 str(shape), name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{b / a:.3f}", f"{(c - b) / a:.3f}", slow,
                 f"{memory:.0f}",
             ])  # fmt: skip
+            print(*rows[-1], flush=True)
             for names in PARTS if shape[2] <= 8192 and not causal else ():
                 a, b = timed(theirs, lambda m=mask, n=names: regard.look(q, k, v, mask=m, measures=n), shape)  # noqa: B023
                 parts.append([str(shape), name, ", ".join(names), f"{b / a:.3f}"])

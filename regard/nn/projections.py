@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-from regard.checks import check_int, is_distributed
+from regard.checks import check_int, is_distributed, may_read
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
 if TYPE_CHECKING:
     from regard.nn.attention import MultiHeadAttention
 
+MOST_TOKENS = 7 / 8  # of the positions of a batch: with more of them, its padding is computed too
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
 
@@ -115,6 +116,31 @@ def part(layer: nn.Module, rows: Sequence[int], x: Tensor, start: int, stop: int
     linear_layer = cast(nn.Linear, layer)
     bias = None if linear_layer.bias is None else linear_layer.bias[start:stop]
     return linear(x, linear_layer.weight[start:stop], bias)
+
+
+class Tokens(NamedTuple):
+    """Where the tokens of a padded batch stand, so that what is computed for each position alone skips its padding."""
+
+    places: Tensor  # (T,) among the B·N positions
+    shape: tuple[int, int]  # B, N
+
+    @classmethod
+    def of(cls, attention_mask: Tensor | None, *, training: bool) -> Tokens | None:
+        """Those of a mask (B, N); None where padding is too little for the copies to pay, or reading it would wait."""
+        if attention_mask is None or not may_read(attention_mask, training=training):
+            return None
+        places = attention_mask.flatten().nonzero()[:, 0]
+        batch, n = attention_mask.shape
+        return cls(places, (batch, n)) if len(places) <= MOST_TOKENS * batch * n else None
+
+    def take(self, x: Tensor) -> Tensor:
+        """x (B, N, d) → its tokens (1, T, d)."""
+        return x.flatten(0, 1).index_select(0, self.places)[None]
+
+    def spread(self, y: Tensor) -> Tensor:
+        """y (1, T, d) → (B, N, d), 0 at padding."""
+        batch, n = self.shape
+        return y.new_zeros(batch * n, y.shape[-1]).index_copy_(0, self.places, y[0]).view(batch, n, -1)
 
 
 class Cache(Protocol):
@@ -301,9 +327,10 @@ class HeadProjections(nn.Module):
             v = k if self.w_v is None else self.w_v(context)
         return ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
 
-    def joined(self, out: Tensor) -> Tensor:
+    def joined(self, out: Tensor, tokens: Tokens | None = None) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
-        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
+        x = out.transpose(1, 2).flatten(2)
+        return cast(Tensor, self.w_o(x) if tokens is None else tokens.spread(self.w_o(tokens.take(x))))
 
     def _check_x(self, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
