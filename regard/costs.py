@@ -11,7 +11,7 @@ from html import escape
 from operator import index
 
 from regard import tables
-from regard.locale import translate
+from regard.locale import check_lang, translate
 
 __all__ = ["AttentionCost", "Cost", "CostSizes", "Count", "LayerCost", "cost"]
 
@@ -337,8 +337,7 @@ def _check_int(name: str, value: object, least: int = 1) -> int:  # regard.check
 
 
 def _words(lang: str) -> dict[str, str]:
-    if lang not in ("en", "ko"):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    check_lang(lang)
     return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from regard import masks, tables
 from regard.checks import check_int
 from regard.costs import BYTES, Count
-from regard.locale import translate
+from regard.locale import check_lang, translate
 from regard.nn.feature_maps import kernel_attention, orthogonal_features
 from regard.nn.linformer import SlotProjection
 from regard.nn.projections import ContextKeys
@@ -180,8 +180,7 @@ def visible_links(n: int, window: int, global_tokens: int) -> int:
 
 def words_in(lang: str) -> dict[str, str]:
     """The texts of the tables by key, in "en" or "ko". Raises ValueError for another language."""
-    if lang not in ("en", "ko"):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    check_lang(lang)
     return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 

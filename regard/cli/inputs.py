@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions
 from regard.cli.outputs import bar
-from regard.session.labels import find_word
 
 if TYPE_CHECKING:
     import torch
@@ -346,6 +345,8 @@ def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
         IndexError: for a number beyond the text.
         ValueError: for a word that is not in the text.
     """
+    from regard.session.labels import find_word
+
     if wanted.isascii() and wanted.isdigit():
         if int(wanted) >= len(labels):
             raise IndexError(f"{name} {wanted} is out of range: there are {len(labels):,} tokens, counted from 0")

@@ -209,8 +209,8 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """The tokens, links, rows and heads of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
     from regard.session.effects import LinkEffects, measure_links
+    from regard.session.labels import WARNING
     from regard.session.ranking import obstacle, strongest
-    from regard.session.sentences import WARNING
 
     (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
     why = obstacle(layers, tokens)

@@ -130,7 +130,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
 
 def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dict[str, Any]:
     from regard.explorer.answers import head as head_answer
-    from regard.session.sentences import WARNING
+    from regard.session.labels import WARNING
 
     overlay, seen, frame, head = focus.overlay, focus.layer, session.frames[0], options.head
     order = sorted(range(len(overlay.mass)), key=lambda n: (-overlay.mass[n], n))[: options.top or LINKS]

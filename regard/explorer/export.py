@@ -55,14 +55,13 @@ import torch
 from torch import Tensor
 
 from regard.explorer import answers
-from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
-from regard.locale import Lang, catalogue, translate
+from regard.locale import Lang, catalogue, check_lang, translate
 from regard.masks.tiles import pool
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.labels import sentence
 from regard.session.protocol import Opening
-from regard.session.sentences import sentence
 from regard.session.session import Session
 
 FROM = re.compile(
@@ -196,7 +195,7 @@ Place = tuple[int, int]  # layer, head
 
 def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, Any]:
     """The data of an exported page, as JSON values; raises as `write_html` does."""
-    lang = checked_language(lang)
+    check_lang(lang)
     overview = answers.overview(session, lang)
     places = [(layer["index"], head) for layer in overview["layers"] for head in range(layer["heads"])]
     heads: dict[str, Any] = {_name(place): answers.head(session, *place, lang) for place in places}

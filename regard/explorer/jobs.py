@@ -24,9 +24,8 @@ from regard.models.loading import ID, LONGEST_ID, find, load
 from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.default_models import KOREAN, default_model, is_korean, name_of
-from regard.session.effects import check_link, measure_heads, measure_link
+from regard.session.effects import check_link, measure_heads, measure_link, swap_word, swapped_text
 from regard.session.session import Session, look_at, look_at_image, takes_images
-from regard.session.swaps import swap_word, swapped_text
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8

@@ -28,7 +28,7 @@ def _messages(lang: str, wanted: Callable[[str], bool]) -> dict[str, str]:
     return messages
 
 
-def check_lang(lang: Lang) -> None:
+def check_lang(lang: str) -> None:
     """Raise ValueError for a language other than "en" and "ko"."""
     if lang not in get_args(Lang):
         raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")

@@ -25,7 +25,7 @@ from regard.cli.look_image import print_patches, print_strongest
 from regard.cli.outputs import Terminal
 from regard.locale import translate
 from regard.models.loading import load
-from regard.session.sentences import WARNING
+from regard.session.labels import WARNING
 from regard.session.session import Session, look_at_image, open_file
 
 KEYS = {
