@@ -114,10 +114,13 @@ class Cost:
     rnn: LayerCost
     cnn: LayerCost
 
-    def text(self, lang: str = "en") -> str:
+    def text(self, lang: str = "en", formulas: bool = True) -> str:
         """The table as text, in English ("en") or Korean ("ko"). Raises ValueError for another language."""
         words = _words(lang)
-        table = tables.text(words["columns"].split("|"), self._rows(words), right=(2, 3))
+        headers, rows = words["columns"].split("|"), self._rows(words)
+        if not formulas:
+            headers, rows = headers[:-1], [row[:-1] for row in rows if row[2]]
+        table = tables.text(headers, rows, right=(2, 3))
         return f"{self._sizes_line(words)}\n{table}\n{words['note']}"
 
     def as_dict(self) -> dict[str, dict[str, object]]:

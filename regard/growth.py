@@ -307,11 +307,6 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
     return "\n".join([*lines, *([""] if reasons else []), *reasons])
 
 
-def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
-    """The results as plain values, ready for JSON."""
-    return [asdict(result) for result in results]
-
-
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     """The most memory that a call holds at one time, as torch's allocator counts it: to the byte, on every system.
 

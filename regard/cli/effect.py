@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard import tables
 from regard.cli.commands import EffectOptions, SurveyOptions
-from regard.cli.inputs import check_device, chosen_layer, find_token, read_one, refuse_images, torch_dtype
-from regard.cli.look import read_text, refuse
+from regard.cli.inputs import check_device, chosen_layer, find_token, read_one, refuse, refuse_images, torch_dtype
+from regard.cli.look import read_text
 from regard.cli.outputs import Terminal, bar, print_json
 from regard.session.labels import shown, spelled
 

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions
+from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions, SpokenOptions
 from regard.cli.outputs import bar
 
 if TYPE_CHECKING:
@@ -240,6 +240,22 @@ def _read_npy(file: Any, size: int) -> Any:
         raise ValueError(f"its header claims {claims:,} bytes of shape {shape}, and {size - file.tell():,} are there")
     file.seek(0)
     return format.read_array(file, allow_pickle=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def typed_options(options: SpokenOptions, names: tuple[str, ...]) -> list[str]:
+    """Which of these options were given, as they are typed."""
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def refuse(options: SpokenOptions, names: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if one of these options was given: it is for something else."""
+    if typed := typed_options(options, names):
+        raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
 
 
 # -------------------------------------------------------------------------------------------------------------- models

@@ -25,7 +25,9 @@ from regard.cli.inputs import (
     look_model,
     read_one,
     read_stdin,
+    refuse,
     require_texts,
+    typed_options,
 )
 from regard.cli.outputs import (
     FIGURE_SUFFIXES,
@@ -124,16 +126,16 @@ def look(options: LookOptions) -> None:
     # 5. A capture: of an image, with tokens, of one module, or as a whole.
     refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
     session = read_session(file)
-    if session.frames and _typed(options, ("at", "token", "html", "save", "no_photo")):
+    if session.frames and typed_options(options, ("at", "token", "html", "save", "no_photo")):
         refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
         look_image.show_image(session, options, None)
         return
     refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
-    if _typed(options, OF_TOKENS):
+    if typed_options(options, OF_TOKENS):
         refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
         show_text(session, options)
     elif options.layer is None:
-        if names := _typed(options, ("head", "top", *OF_FILES)):
+        if names := typed_options(options, ("head", "top", *OF_FILES)):
             verb = "needs" if len(names) == 1 else "need"
             raise ValueError(f"{', '.join(names)} {verb} --layer: which module of the capture")
         _show_capture(session, file, options)
@@ -150,19 +152,6 @@ def newest_alarm(run: Path) -> str:
     if not alarms:
         raise ValueError(f"{str(run)!r} is a folder without the capture of an alarm, alarm-step-….regard")
     return str(alarms[-1])
-
-
-def _typed(options: LookOptions | EffectOptions, names: tuple[str, ...]) -> list[str]:
-    """Which of these options were given, as they are typed."""
-    values = {name: getattr(options, name) for name in names}
-    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
-    return [f"--{name.replace('_', '-')}" for name in given]
-
-
-def refuse(options: LookOptions | EffectOptions, names: tuple[str, ...], why: str) -> None:
-    """Raise ValueError if one of these options was given: it is for something else."""
-    if typed := _typed(options, names):
-        raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
