@@ -323,7 +323,6 @@ def _convolution(z: CostSizes) -> LayerCost:
 
 
 def _counts(layer: LayerCost) -> dict[str, Count]:
-    """The counts that a layer has, in the order of the table."""
     return {key: value for key in _WORDS if isinstance(value := getattr(layer, key, None), Count)}
 
 

@@ -185,7 +185,6 @@ def words_in(lang: str) -> dict[str, str]:
 
 
 def _table(lengths: Sequence[int], cells: dict[tuple[str, int], str], words: dict[str, str]) -> str:
-    """A row for each length, a column for each way."""
     rows = [[f"{n:,}", *(cells[way, n] for way in WAYS)] for n in lengths]
     return tables.text(["n", *(words[way] for way in WAYS)], rows, right=range(len(WAYS) + 1))
 

@@ -122,8 +122,6 @@ class Lesson:
 
 
 class _Names(NamedTuple):
-    """Names of a code cell."""
-
     read: frozenset[str]  # before the cell makes them; and the files that it speaks of
     made: frozenset[str]  # before they are read
     spoken: frozenset[str]  # all of them

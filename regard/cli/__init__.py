@@ -182,7 +182,6 @@ def _usage_message(error: object, typed: Sequence[str]) -> str:
 
 @contextmanager
 def _warnings_in(lang: Lang) -> Iterator[None]:
-    """Show the library's warnings in a language."""
     if lang == "en":
         yield
         return

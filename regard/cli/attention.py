@@ -92,7 +92,6 @@ def steps(options: StepsOptions) -> int:
 
 
 def _step_arrays(options: StepsOptions) -> tuple[dict[str, Any], str]:
-    """The arrays, and a line on where they come from."""
     path, heads = options.input, options.num_heads
     if path is None:
         import numpy as np

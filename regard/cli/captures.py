@@ -13,7 +13,7 @@ from regard.cli.outputs import LINKS, Terminal, print_json, write_figure
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
-    from regard.lens.edit_records import CapturedEdit
+    from regard.lens.edit_records import CapturedEdit, Effect
     from regard.lens.view import View
     from regard.session.session import Session
 
@@ -50,6 +50,12 @@ def edit_json(edit: CapturedEdit) -> dict[str, Any]:
     return {"edit": repr(edit), "function": edit.function, "values": edit.values, "calls": edit.calls}
 
 
+def effect_json(effect: Effect) -> dict[str, Any]:
+    """What was measured of an edit, in values that JSON holds."""
+    names = ("before", "after", "weight", "controls", "control_weight", "p_value", "method")
+    return {name: getattr(effect, name) for name in names} | {"effect": effect.value}
+
+
 def diff(options: DiffOptions) -> int:
     """Compare two captures; 1 if they differ."""
     from regard.lens.comparison import compare
@@ -79,13 +85,8 @@ def doctor(options: DoctorOptions) -> int:
     diagnosis = read_capture(options.file).doctor()
     if options.json:
         findings = [
-            {
-                "severity": finding.severity,
-                "code": finding.code,
-                "paths": finding.paths,
-                "text": finding.text(options.lang),
-                "advice": finding.advice(options.lang),
-            }
+            {name: getattr(finding, name) for name in ("severity", "code", "paths")}
+            | {"text": finding.text(options.lang), "advice": finding.advice(options.lang)}
             for finding in diagnosis.findings
         ]
         masks = [
@@ -134,14 +135,7 @@ def describe_capture(capture: Capture) -> dict[str, Any]:
             "edit": " + ".join(map(repr, effect.edit)),
             "edits": [edit_json(edit) for edit in effect.edit],
             "metric": effect.metric,
-            "before": effect.before,
-            "after": effect.after,
-            "effect": effect.value,
-            "weight": effect.weight,
-            "controls": list(effect.controls),
-            "control_weight": effect.control_weight,
-            "p_value": effect.p_value,
-            "method": effect.method,
+            **effect_json(effect),
         }
         for effect in capture.effects
     ]

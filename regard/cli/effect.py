@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import tables
+from regard.cli.captures import effect_json
 from regard.cli.commands import EffectOptions, SurveyOptions
-from regard.cli.inputs import check_device, chosen_layer, find_token, read_one, refuse, refuse_images, torch_dtype
+from regard.cli.inputs import chosen_layer, find_token, load_model, read_one, refuse, refuse_images
 from regard.cli.look import read_text
 from regard.cli.outputs import Terminal, bar, print_json
 from regard.session.labels import shown, spelled
@@ -174,8 +175,9 @@ class Place:
         rows = [torch.as_tensor(layer.view.row(query - layer.start))[0] for query in self.token]  # (H, Nk) each
         return torch.stack(rows)[..., list(self.to)].sum(-1).mean(0)
 
-    def word(self, tokens: range) -> str:
+    def word(self, tokens: range | None) -> str:
         """A word as it is printed."""
+        assert tokens is not None
         return shown(spelled([self.session.tokens[at] for at in tokens]))
 
     def edit_of(self, layer: Layer, head: int) -> Edit:
@@ -299,18 +301,13 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
     single = place.edit_of(layer, head)
     result = measure(place.run, place.model, single, metric, controls=controls, seed=options.seed or 0)
     if options.json:
-        values = {"edit": repr(single), "layer": layer.index, "head": head, "weight": result.weight}
-        values |= {"before": result.before, "after": result.after, "effect": result.value}
-        values |= {"controls": list(result.controls), "control_weight": result.control_weight}
-        values |= {"p_value": result.p_value, "method": result.method}
+        values = {"edit": repr(single), "layer": layer.index, "head": head, **effect_json(result)}
         print_json(_common(place, metric, options) | values)
         return
     out = Terminal(options.lang)
     title = out.say("layer {layer}, head {head}", layer=layer.index, head=head)
     weight = ""
     if result.weight is not None:
-        assert place.token is not None
-        assert place.to is not None
         title += f": {place.word(place.token)} → {place.word(place.to)}"
         weight = "   " + out.say("weight {weight}", weight=f"{result.weight:.3f}")
     out.print((title, "bold"), weight)
@@ -379,10 +376,13 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
     from regard.edits.effects import scan
 
     over, method, top = str(options.scan), options.method or "exact", options.top or TOP
-    if over == "edges" and place.token is not None and len(place.token) > 1:
-        word, numbers = place.word(place.token), ", ".join(map(str, place.token))
-        raise ValueError(f"--scan edges takes one token, and {word!r} is {len(place.token)}: give one of {numbers}")
-    query = place.token.start if over == "edges" and place.token is not None else None
+    query = None
+    if over == "edges":
+        assert place.token is not None
+        query = place.token.start
+        if len(place.token) > 1:
+            word, numbers = place.word(place.token), ", ".join(map(str, place.token))
+            raise ValueError(f"--scan edges takes one token, and {word!r} is {len(place.token)}: give one of {numbers}")
     result = scan(
         place.run, place.model, metric, over=over, method=method, query=query, progress=sys.stderr.isatty()
     )  # fmt: skip
@@ -409,7 +409,6 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
 def _print_table(
     place: Place, what: str, rows: list[dict[str, Any]], metric: Metric, options: EffectOptions, note: str = ""
 ) -> None:
-    """A title, a line for each row, a note and the caveat."""
     out = Terminal(options.lang)
     out.print((f"{place.session.name} ({place.model.family.title})", "bold"), f"   {what}")
     out.print()
@@ -438,7 +437,6 @@ def _without_nan(values: Any) -> Any:
 
 
 def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, Any]:
-    """The fields that every JSON answer has."""
     return {
         "version": VERSION,
         "name": place.session.name,
@@ -459,10 +457,8 @@ def _caveat(place: Place, options: EffectOptions) -> str:
 def _edited(place: Place, say: Callable[..., str]) -> str:
     if place.edit == "ablate":
         return say("head ablated")
-    assert place.to is not None
     if place.edit == "zero-values":
         return say("values of “{to}” set to 0", to=place.word(place.to))
-    assert place.token is not None
     return say("“{token}” → “{to}” knocked out", token=place.word(place.token), to=place.word(place.to))
 
 
@@ -513,15 +509,10 @@ def open_model(name: str | Path, options: SurveyOptions) -> Model:
     """Load the model, with the checkpoint's own head. A process of torchrun takes the device of its number."""
     from torch import device
 
-    from regard.models.loading import load
-
     where = options.device
     if where != "cpu" and device(where).index is None and "LOCAL_RANK" in os.environ:
         where = f"{where}:{os.environ['LOCAL_RANK']}"
-    check_device(where)
-    dtype = None if options.dtype is None else torch_dtype(options.dtype)
-    with bar("/".join(Path(name).parts[-2:])) as tick:
-        return load(name, device=where, dtype=dtype, ignore=options.ignore, progress=tick)
+    return load_model(name, where, options.ignore, options.dtype)
 
 
 def as_json(result: Survey) -> dict[str, object]:

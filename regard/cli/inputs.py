@@ -301,12 +301,14 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     return model
 
 
-def look_model(name: str, options: LookOptions | EffectOptions) -> Model:
-    """Load a directory or hub id for `regard look` and `regard effect`, with the checkpoint's own head."""
+def load_model(name: str | Path, device: str | None, ignore: Sequence[str], dtype: str | None = None) -> Model:
+    """Load a directory or hub id with the checkpoint's own head."""
     from regard.models.loading import load
 
+    check_device(device or "cpu")
+    kind = None if dtype is None else torch_dtype(dtype)
     with bar("/".join(Path(name).parts[-2:])) as tick:
-        return load(name, device=options.device or "cpu", ignore=options.ignore, progress=tick)
+        return load(name, device=device or "cpu", dtype=kind, ignore=ignore, progress=tick)
 
 
 def family_and_task(name: str) -> tuple[Family, str | None]:

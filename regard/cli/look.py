@@ -17,12 +17,11 @@ from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
     as_text,
-    check_device,
     chosen_layer,
     find_token,
     is_file,
     is_image,
-    look_model,
+    load_model,
     read_one,
     read_stdin,
     refuse,
@@ -165,9 +164,8 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
-    check_device(options.device or "cpu")
     name = str(default_model(text)) if options.model is None else options.model
-    model = look_model(name, options)
+    model = load_model(name, options.device, options.ignore)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
     length = int(model.tokenizer.batch([text]).input_ids.shape[1])
     limit = model.max_positions if isinstance(model, TextModel) else None
@@ -399,7 +397,6 @@ def print_sections(description: dict[str, Any], options: LookOptions, out: Termi
 
 
 def _print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
-    """The tokens with their numbers, the chosen ones marked, those that are no words dimmed."""
     items = []
     for n, label in enumerate(labels[:MOST_TOKENS]):
         style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
@@ -437,7 +434,6 @@ def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) 
 
 
 def _print_why(description: dict[str, Any], out: Terminal) -> None:
-    """What "moves" means, or why nothing was measured."""
     if description["why"] == "measured" and (out.room or PIPE) >= NARROWEST:
         text = "moves: how far the final vector of the word that looks goes without this link, as a share of its length"
         out.print("  ", (out.say(text), "dim"))

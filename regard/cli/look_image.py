@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import LookOptions
-from regard.cli.inputs import check_device, chosen_layer, look_model
+from regard.cli.inputs import chosen_layer, load_model
 from regard.cli.outputs import (
     LINKS,
     PIPE,
@@ -58,9 +58,8 @@ def read_image(image: str | bytes, options: LookOptions) -> Session:
         raise ValueError(
             "an image needs a model that reads images: --model DIR, or a hub id such as --model facebook/dinov2-small"
         )
-    check_device(options.device or "cpu")
     source, _ = peek_image(image)  # refuses other files before a model is loaded, which takes long
-    return look_at_image(source, look_model(options.model, options), text=options.text)
+    return look_at_image(source, load_model(options.model, options.device, options.ignore), text=options.text)
 
 
 @dataclass(frozen=True)

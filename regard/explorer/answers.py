@@ -109,7 +109,6 @@ def _checked_span(name: str, start: int, stop: int | None, count: int, most: int
 
 
 def _find_head(session: Session, layer: int, head: int) -> Layer:
-    """The layer of a head that is there."""
     _check_index("layer", layer, len(session.layers), "layers")
     seen = session.layers[layer]
     _check_index("head", head, seen.view.sizes[1], "heads")

@@ -46,32 +46,31 @@ class SessionShelf:
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
-        self._sessions: dict[str, Session] = {}
-        self._used: OrderedDict[str, None] = OrderedDict()  # ids in order of use
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # in order of use
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
         """Keep a session, and return its id."""
         with self._lock:
             name = str(next(self._ids))
-            self._sessions[name], self._used[name] = session, None
+            self._sessions[name] = session
             while len(self._sessions) > self._most:
-                del self._sessions[self._used.popitem(last=False)[0]]
+                self._sessions.popitem(last=False)
             return name
 
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
             if name in self._sessions:
-                self._used.move_to_end(name)
+                self._sessions.move_to_end(name)
                 return self._sessions[name]
-            ids = ", ".join(self._sessions) or "none"
+            ids = ", ".join(sorted(self._sessions, key=int)) or "none"
         raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; unused ones go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""
         with self._lock:
-            return dict(self._sessions)
+            return dict(sorted(self._sessions.items(), key=lambda item: int(item[0])))
 
 
 @dataclass(frozen=True)
@@ -256,6 +255,10 @@ class Job:
             raise CancelledError
         self.state, self.progress = state, progress
 
+    def loaded(self, done: int, total: int) -> None:
+        """Say how many bytes of the model are loaded. Raises CancelledError."""
+        self.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
     def fail(self, error: str) -> None:
         """End with an error."""
         self.state, self.progress, self.error = "failed", "", error
@@ -400,11 +403,7 @@ class Jobs:
     def _open(self, job: Job) -> None:
         assert job.model is not None
         job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(job.model.where)) else "downloading")
-
-        def loaded(done: int, total: int) -> None:
-            job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
-        with self._models.using(job.model, loaded):
+        with self._models.using(job.model, job.loaded):
             job.model = self._models.add(job.model)
         job.state, job.progress = "done", ""
 
@@ -419,13 +418,10 @@ class Jobs:
         assert job.model is not None
         job.go_on("loading", "loading")
 
-        def loaded(done: int, total: int) -> None:
-            job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
         def tell(stage: str) -> None:
             job.go_on("reading", stage)
 
-        with self._models.using(job.model, loaded) as model, _stoppable(job, "reading", "layer {}"):
+        with self._models.using(job.model, job.loaded) as model, _stoppable(job, "reading", "layer {}"):
             if job.image is None:
                 session = look_at(job.text, model, truncate=job.truncate, progress=tell)
             elif not has_vision(model):

@@ -19,7 +19,6 @@ def catalogue(lang: str, part: str = "") -> dict[str, str]:
 
 
 def _messages(lang: str, wanted: Callable[[str], bool]) -> dict[str, str]:
-    """The messages of a language's files with such names."""
     messages: dict[str, str] = {}
     if lang != "en":
         for file in (files(__name__) / lang).iterdir():

@@ -22,23 +22,16 @@ from regard.edits.metrics import Metric, moved
 from regard.lens.edit_records import Effect
 from regard.models.model import eval_mode
 from regard.models.text import TextModel
+from regard.session import protocol
 from regard.session.heads import Layer
 from regard.session.labels import is_word, shown, token_label, word_numbers
-from regard.session.protocol import (
-    LinkEffectJSON,
-    NoEffects,
-    NoPredictions,
-    PredictedJSON,
-    PredictionKind,
-    PredictionsAnswer,
-)
 from regard.session.ranking import AT_ONCE, FIRST_LOOK, RankedLink
 from regard.session.session import MOVED, Session, look_at, token_labels
 
 Link = tuple[int, int, int, int]
 """Layer, head, query, key."""
 
-REASONS: dict[NoEffects, str] = {
+REASONS: dict[protocol.NoEffects, str] = {
     "no_model": "there is no model to run again: a capture file holds what was read, not the model that read it",
     "repeated": "the model runs one layer several times, and an edit would change every run",
     "windows": "the layer reads in windows, so its queries are not the vectors that the model returns",
@@ -69,7 +62,7 @@ class LinkEffects:
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def unsupported_reason(session: Session, layer: Layer) -> NoEffects | None:
+def unsupported_reason(session: Session, layer: Layer) -> protocol.NoEffects | None:
     """Why the links of a layer cannot be measured, a key of `REASONS`; None if they can."""
     if session.model is None or session.again is None:
         return "no_model"
@@ -118,7 +111,7 @@ def check_link(session: Session, token: int, key: int, layer: int | None = None,
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
-def measure_link(session: Session, link: Link) -> LinkEffectJSON:
+def measure_link(session: Session, link: Link) -> protocol.LinkEffectJSON:
     """The effect of a link in one head beside random other keys, as `regard.effect` gives it; kept in the session.
 
     Raises as `check_link` and `regard.effect` do.
@@ -273,7 +266,7 @@ def _vectors(output: object, layer: Layer) -> Tensor | None:
 
 # ---------------------------------------------------------------------------------------------------------- predictions
 
-TASKS: dict[str, PredictionKind] = {
+TASKS: dict[str, protocol.PredictionKind] = {
     "text-generation": "next_token",
     "text2text-generation": "next_token",
     "image-to-text": "next_token",
@@ -289,7 +282,7 @@ TOP = 10
 TEMPERATURES = tuple(round(0.1 * n, 1) for n in range(1, 21))
 
 
-def predict(session: Session, without: Sequence[tuple[int, int]] = ()) -> PredictionsAnswer:
+def predict(session: Session, without: Sequence[tuple[int, int]] = ()) -> protocol.PredictionsAnswer:
     """Run the model once and read what it predicts; see `PredictionsAnswer`.
 
     Args:
@@ -343,11 +336,11 @@ def _logits(session: Session, heads: dict[int, set[int]]) -> Tensor | None:
 
 
 def _answer(
-    kind: PredictionKind,
+    kind: protocol.PredictionKind,
     without: Sequence[tuple[int, int]],
-    places: Sequence[PredictedJSON] = (),
-    reason: NoPredictions | None = None,
-) -> PredictionsAnswer:
+    places: Sequence[protocol.PredictedJSON] = (),
+    reason: protocol.NoPredictions | None = None,
+) -> protocol.PredictionsAnswer:
     return {
         "kind": kind,
         "reason": reason,
@@ -357,14 +350,16 @@ def _answer(
     }
 
 
-def _tokens(session: Session, logits: Tensor, before: Tensor | None, at: int, token: int | None) -> PredictedJSON:
+def _tokens(
+    session: Session, logits: Tensor, before: Tensor | None, at: int, token: int | None
+) -> protocol.PredictedJSON:
     assert session.model is not None
     logits, before = logits[at], None if before is None else before[at]  # (V,)
     ids = _likeliest(logits, before)
     return _predicted(logits, before, ids, token_labels(session.model, ids), token)
 
 
-def _labels(session: Session, logits: Tensor, before: Tensor | None) -> PredictedJSON:
+def _labels(session: Session, logits: Tensor, before: Tensor | None) -> protocol.PredictedJSON:
     assert session.model is not None
     names, problem = session.model.config.labels(len(logits)), session.model.config.get("problem_type")
     ids = _likeliest(logits, before)
@@ -392,7 +387,7 @@ def _likeliest(logits: Tensor, before: Tensor | None) -> Tensor:
 
 def _predicted(
     logits: Tensor, before: Tensor | None, ids: Tensor, labels: list[str], token: int | None
-) -> PredictedJSON:
+) -> protocol.PredictedJSON:
     sums = [float((logits / temperature).logsumexp(0)) for temperature in TEMPERATURES]
     chances = logits.softmax(0)[ids].tolist()
     values = logits[ids].clamp(min=-1e300).tolist()  # −∞ is no JSON

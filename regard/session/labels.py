@@ -244,7 +244,6 @@ def _resting(session: Session, layer: int, head: int, sink: Sink, keys: dict[str
 
 
 def _link(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
-    """The head's strongest link between words, if it stands out."""
     score, link = session.ranked.get((layer, head), (0.0, None))
     if link is None or score < STANDS_OUT:
         return []

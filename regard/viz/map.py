@@ -216,7 +216,6 @@ class _Side:
 
     @property
     def count(self) -> int:
-        """Positions."""
         return int(self.edges[-1]) - self.first
 
     @property
@@ -230,7 +229,6 @@ class _Side:
 
     @property
     def per_cell(self) -> str:
-        """Positions of a cell."""
         fewest, most = np.diff(self.edges).min(), np.diff(self.edges).max()
         return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
 
@@ -252,8 +250,6 @@ class _Side:
 
 
 def _read_sides(shape: tuple[int, ...], queries: Axis, keys: Axis) -> tuple[_Side, _Side]:
-    """The side of the queries and the side of the keys, of (R, C) cells."""
-
     def side(name: str, axis: Axis, positions: Any, cells: int) -> _Side:
         if positions is None and axis.tokens is not None:
             positions = len(axis.tokens)
