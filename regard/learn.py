@@ -103,6 +103,13 @@ class Lesson:
         places = [n for n, cell in enumerate(self.cells) if "question" in cell.tags]
         return tuple(_question(number, *self.cells[n : n + 3]) for number, n in enumerate(places, 1))
 
+    @property
+    def steps(self) -> Iterator[Cell | Question]:
+        """What a reader meets, in order: text, code, and questions instead of their cells."""
+        questions = {question.cell: question for question in self.questions}
+        inside = {cell for question in self.questions for cell in (question.answer, question.why)}
+        return (questions.get(cell, cell) for cell in self.cells if cell not in inside)
+
     def before(self, question: Question) -> tuple[Cell, ...]:
         """The code cells that the answer of a question needs, for asking it alone.
 
@@ -380,17 +387,15 @@ def page(lesson: Lesson, run: LessonRun | None, link: Callable[[Path], str]) -> 
         link: the address of a written file, relative to the page.
     """
     parts: list[str] = []
-    questions = {question.cell: question for question in lesson.questions}
-    inside = {cell for question in lesson.questions for cell in (question.answer, question.why)}
-    for cell in lesson.cells:
-        if cell in questions:
-            parts += _question_parts(questions[cell], run, lesson)
-        elif cell.kind == "markdown" and cell not in inside:
-            parts.append(cell.text)
-        elif cell not in inside:
-            code = shown_code(cell)
+    for step in lesson.steps:
+        if isinstance(step, Question):
+            parts += _question_parts(step, run, lesson)
+        elif step.kind == "markdown":
+            parts.append(step.text)
+        else:
+            code = shown_code(step)
             parts += [_fence("python", code)] if code else []
-            parts += _output_parts(run.cell(cell), lesson.lang, link) if run else []
+            parts += _output_parts(run.cell(step), lesson.lang, link) if run else []
     return "\n\n".join(parts) + "\n"
 
 

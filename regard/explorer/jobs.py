@@ -221,33 +221,25 @@ class LinkRequest(TypedDict):
 
 @dataclass
 class Job:
-    """A text or image for a model, a model to open, or a session of which a link is measured or a word exchanged.
+    """Work for the thread of `Jobs`.
 
-    text: "" for an image alone.  image: the bytes of its file, and its name.  measured: a session, and the link in it.
-    swapped: a session, the number of a token, and the word for its place.  opening: load the model and offer it.
-    progress: of the state, in a few words.
-    session: the id of the result.  error: why it failed.  asked: when its state was last requested.
+    work: does it, calling `go_on`.  model: which it loads.  size: bytes of the image that it waits with.
+    doing: for the message of an unexpected error.  progress: of the state, in a few words.
+    session, opened: the id of the session, or of the model, that it made.  error: why it failed.
+    asked: when its state was last requested.
     """
 
-    text: str = ""
+    work: Callable[[Job], None] | None
     model: OfferedModel | None = None
-    truncate: bool = False
-    image: tuple[bytes, str] | None = None
-    measured: tuple[str, LinkRequest] | None = None
-    swapped: tuple[str, int, str] | None = None
-    opening: bool = False
+    size: int = 0
+    doing: str = "reading"
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
+    opened: str | None = None
     error: str | None = None
     asked: float = field(default_factory=monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the image."""
-        image = self.image  # once: the thread drops it
-        return 0 if image is None else len(image[0])
 
     def go_on(self, state: State, progress: str) -> None:
         """Enter a state. Raises CancelledError if the job was cancelled."""
@@ -290,21 +282,23 @@ class Jobs:
         """
         if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        return self._queued(Job(text, self._models.find(model, text), truncate, image))
+        offered, size = self._models.find(model, text), 0 if image is None else len(image[0])
+        return self._queued(Job(lambda job: self._read(job, text, offered, truncate, image), offered, size))
 
     def measure(self, session: str, link: LinkRequest) -> str:
         """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""
         check_link(self._sessions.get(session), **link)
-        return self._queued(Job(measured=(session, link)))
+        return self._queued(Job(lambda job: self._measure(job, session, link), doing="measuring"))
 
     def open(self, where: str) -> str:
         """Start loading a model by its directory or hub id, and return the job's id. Raises as `ModelShelf.propose`."""
-        return self._queued(Job(model=self._models.propose(where), opening=True))
+        offered = self._models.propose(where)
+        return self._queued(Job(lambda job: self._open(job, offered), offered))
 
     def swap(self, session: str, token: int, word: str) -> str:
         """Start reading a session's text with another word. Raises as `swapped_text`, and BusyError."""
         swapped_text(self._sessions.get(session), token, word)
-        return self._queued(Job(swapped=(session, token, word)))
+        return self._queued(Job(lambda job: self._swap(job, session, token, word)))
 
     def _queued(self, job: Job) -> str:
         with self._lock:
@@ -364,14 +358,8 @@ class Jobs:
     def _work(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             try:
-                if job.measured is not None:
-                    self._measure(job, *job.measured)
-                elif job.opening:
-                    self._open(job)
-                elif job.swapped is not None:
-                    self._swap(job, *job.swapped)
-                else:
-                    self._read(job)
+                assert job.work is not None
+                job.work(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
@@ -380,8 +368,8 @@ class Jobs:
                     message = message.replace(job.model.where, job.model.name)
                 job.fail(without_folders(message))
             except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
-                job.fail(f"{'reading' if job.measured is None else 'measuring'} failed: {report(error)}")
-            job.text, job.image = "", None  # jobs are remembered; texts and images may be large
+                job.fail(f"{job.doing} failed: {report(error)}")
+            job.work, job.size = None, 0  # jobs are remembered; texts and images may be large
             del job
 
     def _measure(self, job: Job, name: str, link: LinkRequest) -> None:
@@ -400,11 +388,10 @@ class Jobs:
                 job.go_on("measuring", f"{done[0]} / {done[1]}")
         job.session, job.state, job.progress = name, "done", ""
 
-    def _open(self, job: Job) -> None:
-        assert job.model is not None
-        job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(job.model.where)) else "downloading")
-        with self._models.using(job.model, job.loaded):
-            job.model = self._models.add(job.model)
+    def _open(self, job: Job, model: OfferedModel) -> None:
+        job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(model.where)) else "downloading")
+        with self._models.using(model, job.loaded):
+            job.opened = self._models.add(model).id
         job.state, job.progress = "done", ""
 
     def _swap(self, job: Job, name: str, token: int, word: str) -> None:
@@ -414,25 +401,26 @@ class Jobs:
             changed = swap_word(session, token, word)
         self._keep(job, changed)
 
-    def _read(self, job: Job) -> None:
-        assert job.model is not None
+    def _read(
+        self, job: Job, text: str, offered: OfferedModel, truncate: bool, image: tuple[bytes, str] | None
+    ) -> None:
         job.go_on("loading", "loading")
 
         def tell(stage: str) -> None:
             job.go_on("reading", stage)
 
-        with self._models.using(job.model, job.loaded) as model, _stoppable(job, "reading", "layer {}"):
-            if job.image is None:
-                session = look_at(job.text, model, truncate=job.truncate, progress=tell)
+        with self._models.using(offered, job.loaded) as model, _stoppable(job, "reading", "layer {}"):
+            if image is None:
+                session = look_at(text, model, truncate=truncate, progress=tell)
             elif not has_vision(model):
-                raise ValueError(no_images(job.model))
+                raise ValueError(no_images(offered))
             else:
-                data, name = job.image
+                data, name = image
                 try:
-                    image = OpenedImage(open_image(data).image, name)
+                    opened = OpenedImage(open_image(data).image, name)
                 except ValueError as error:
                     raise ValueError(str(error).replace("the data", repr(name), 1)) from None
-                session = look_at_image(image, model, text=job.text or None, progress=tell)
+                session = look_at_image(opened, model, text=text or None, progress=tell)
         self._keep(job, session)
 
     def _keep(self, job: Job, session: Session) -> None:

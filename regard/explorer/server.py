@@ -496,8 +496,8 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             "session": status.session,
             "error": status.error and translate_error(status.error, error_language(request.scope)),
         }
-        if status.opening and status.state == "done" and status.model is not None:
-            line["model"] = status.model.id
+        if status.opened is not None:
+            line["model"] = status.opened
         return line
 
     @server.delete("/api/job/{job}")
