@@ -244,8 +244,8 @@ class Measured:
 
     way: str
     n: int
-    seconds: float | None
-    bytes: int | None
+    seconds: float | None = None
+    bytes: int | None = None
     reason: str = ""
 
 
@@ -276,14 +276,14 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
         for way in WAYS:
             reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
             if reason:
-                result = _skipped(way, n, reason)
+                result = Measured(way=way, n=n, reason=reason)
             else:
                 try:
                     result = _measured(way, n, growth.sizes, place)
                 except RuntimeError as error:
                     if "memory" not in str(error):
                         raise
-                    result = _skipped(way, n, "there was not enough memory")
+                    result = Measured(way=way, n=n, reason="there was not enough memory")
             past[way].append(result)
             yield result
 
@@ -347,10 +347,6 @@ def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[
         return lambda: attention(q, *projection(ContextKeys(k, v)))
     directions = orthogonal_features(z.features, z.head_dim, seed=0).to(device, torch.float32)
     return lambda: kernel_attention(q, k, v, directions)
-
-
-def _skipped(way: str, n: int, reason: str) -> Measured:
-    return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
 
 
 @torch.no_grad()

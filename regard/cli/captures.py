@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard import tables
 from regard.cli.commands import DiffOptions, DoctorOptions, LookOptions
-from regard.cli.inputs import QKV, read_arrays
+from regard.cli.inputs import QKV, read_arrays, reading
 from regard.cli.outputs import LINKS, Terminal, print_json, write_figure
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ def read_capture(path: Path) -> Capture:
     """The capture that a file holds. An OSError names the path."""
     from regard.lens.capture import open
 
-    try:
+    with reading(path):
         return open(path)
-    except OSError as error:
-        if error.strerror is None:  # ours, which names the path already
-            raise
-        raise OSError(f"cannot read {str(path)!r}: {error.strerror}") from None
 
 
 def read_session(path: Path) -> Session:

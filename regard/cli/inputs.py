@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,13 +127,24 @@ def read_lines(file: Path) -> list[str]:
 def _content(file: Path) -> str:
     from regard.formats import read_bounded
 
+    with reading(file):
+        data = read_bounded(file, MOST_TEXT)
     try:
-        text = read_bounded(file, MOST_TEXT).decode("utf-8-sig")
-    except OSError as error:
-        raise OSError(f"cannot read {str(file)!r}: {error.strerror}" if error.strerror else str(error)) from None
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 text: byte {error.start} is invalid") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Let an OSError in this block name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # ours, which names it already
+            raise
+        raise OSError(f"cannot read {str(file)!r}: {error.strerror}") from None
 
 
 def check_stdin_once(typed: Sequence[str]) -> None:
@@ -191,7 +203,7 @@ def read_arrays(
             why = f"steps are for small inputs, at most {MOST_STEPS:,}" if largest is None else f"at most {largest:,}"
             raise ValueError(f"{str(path)!r} holds {size:,} bytes; {why} bytes")
 
-    try:
+    with reading(path):
         check_file(path)
         size = path.stat().st_size
         check_bytes(size)
@@ -215,8 +227,6 @@ def read_arrays(
                             raise ValueError(f"it holds {name!r} twice")
                         with members.open(member) as part:
                             arrays[name] = _read_npy(part, member.file_size)
-    except OSError as error:
-        raise OSError(f"cannot read {str(path)!r}: {error.strerror}" if error.strerror else str(error)) from None
     if sorted(arrays) not in [sorted(group) for group in names]:
         expected = ", or ".join(", ".join(group) for group in names)
         held = ", ".join(map(repr, list(arrays)[:MOST_NAMED])) or "nothing"

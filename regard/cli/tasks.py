@@ -198,14 +198,8 @@ def _gather(
 
 
 def _as_dict(output: GenerationOutput) -> dict[str, Any]:
-    return {
-        "prompt": output.prompt,
-        "text": output.text,
-        "ids": output.ids.tolist(),
-        "reason": output.reason,
-        "score": output.score,
-        "passes": output.passes,
-    }
+    plain = {name: getattr(output, name) for name in ("prompt", "text", "reason", "score", "passes")}
+    return plain | {"ids": output.ids.tolist()}
 
 
 # --------------------------------------------------------------------------------------------------------------- texts

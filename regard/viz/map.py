@@ -150,7 +150,7 @@ def map_with_marginals(
     else:
         axes.pcolorfast(across.edges, down.edges, painted)
     axes.set(xlim=across.edges[[0, -1]], ylim=down.edges[[-1, 0]])
-    _frame(axes, style.theme)
+    sheet.frame(axes)
     signs = cell_signs(cells, Scale("", (), 0.0, 1.0, hidden=0.0), inches, None) if single else None
     if signs is not None:
         size = sign_size(set(signs.flat), signs.shape, inches)
@@ -188,14 +188,7 @@ def _draw_strip(sheet: Sheet, strip: _Strip, x: float, y: float, inches: Pair) -
         axes.set(xlim=(0, most), ylim=strip.edges[[-1, 0]])
     else:
         axes.set(xlim=strip.edges[[0, -1]], ylim=(0, most))
-    _frame(axes, sheet.theme)
-
-
-def _frame(axes: Axes, theme: Theme) -> None:
-    from matplotlib.patches import Rectangle
-
-    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
-    axes.add_patch(frame)
+    sheet.frame(axes)
 
 
 # -------------------------------------------------------------------------------------------------- sides and strips
@@ -585,7 +578,7 @@ def overlay(
     painted = cells.clip(0, 1)
     axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
     axes.set(xlim=(0, wide), ylim=(high, 0))
-    _outline(axes, np.array([0, 0, high, wide]), theme.line, 0.8)
+    sheet.frame(axes)
     if box is not None:
         around = box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER  # beside the patch: its colour counts
         _outline(axes, around, theme.paper, 2 * OUTLINE)
