@@ -62,12 +62,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson in one language.
-
-    Args:
-        path: its file, NUMBER_NAME.LANG.py.
-        cells: in reading order.
-    """
+    """A lesson in one language: its file, NUMBER_NAME.LANG.py, and its cells in reading order."""
 
     path: Path
     cells: tuple[Cell, ...]
@@ -243,12 +238,9 @@ class Output(NamedTuple):
 
 
 class LessonRun:
-    """A lesson that runs, cell by cell, in one namespace.
+    """A lesson that runs, cell by cell, in one namespace and in `folder`, where its figures become figure-1.png, ….
 
-    Args:
-        lesson: the lesson.
-        folder: its figures are written here as figure-1.png, …; the cells run in this directory.
-        html: give values as HTML where they have it, for a page.
+    html: give values as HTML where they have it, for a page.
     """
 
     def __init__(self, lesson: Lesson, folder: Path, *, html: bool = False) -> None:
@@ -381,10 +373,7 @@ def question_command(lesson: Lesson, question: Question) -> str:
 def page(lesson: Lesson, run: LessonRun | None, link: Callable[[Path], str]) -> str:
     """The lesson as a Markdown page for mkdocs-material, with its outputs; answers are folded.
 
-    Args:
-        lesson: the lesson.
-        run: runs the cells; None leaves the outputs out.
-        link: the address of a written file, relative to the page.
+    run: runs the cells; None leaves the outputs out.  link: the address of a written file, relative to the page.
     """
     parts: list[str] = []
     for step in lesson.steps:

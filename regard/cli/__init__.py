@@ -87,10 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
     """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
 
-    Args:
-        arguments: as typed.
-        environment: the first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred
-            languages, between colons, and is ignored in the C locale, as GNU gettext does.
+    The first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred languages, between
+    colons, and is ignored in the C locale, as GNU gettext does.
     """
 
     def language(locale: str) -> str:

@@ -43,11 +43,7 @@ IMAGE_COMMANDS = ("caption", "answer", "match", "features")
 
 
 def is_file(what: str, usage: str) -> bool:
-    """Whether this names an existing file rather than being a text.
-
-    Raises:
-        ValueError: for a word that ends like a file and is not there; `usage` says what the command takes.
-    """
+    """Whether this names an existing file rather than being a text. Raises ValueError for a file that is not there."""
     if what == "-" or os.path.exists(what):  # Path.exists raises for a text that is longer than a name may be
         return what != "-"
     if _is_name(what, KNOWN_SUFFIXES):
@@ -187,10 +183,7 @@ def read_arrays(
 ) -> dict[str, Any]:
     """The arrays of a file by name: NumPy, or torch tensors from .safetensors. The one array of an .npy is q, k and v.
 
-    Args:
-        path: ends in .npz, .npy or .safetensors.
-        names: the sets of names that it may hold.
-        largest: limit in bytes; by default that of `regard steps`.
+    names: the sets of names that it may hold.  largest: limit in bytes; by default that of `regard steps`.
     """
     from regard.formats import check_file, parsing
 
@@ -272,14 +265,7 @@ def refuse(options: SpokenOptions, names: tuple[str, ...], why: str) -> None:
 
 
 def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOptions) -> Model:
-    """Load a directory or hub id, with the head of the first of these tasks that it can have.
-
-    Args:
-        name: directory or hub id.
-        command: for the errors.
-        tasks: in order of preference; the checkpoint's own task wins if it is among them.
-        options: dtype, device and ignored keys.
-    """
+    """Load a directory or hub id, with the head of the checkpoint's own task, or else of the first that it can have."""
     from regard.models.loading import find, load
     from regard.session.session import takes_images
     from regard.tasks.inputs import has_vision
@@ -367,12 +353,7 @@ def require_texts(model: Model, text: str, example: str) -> None:
 
 
 def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
-    """The tokens that an option names: one by its number, or each place of a word.
-
-    Raises:
-        IndexError: for a number beyond the text.
-        ValueError: for a word that is not in the text.
-    """
+    """The tokens that an option names: one by its number, or each place of a word. Raises where there is none."""
     from regard.session.labels import find_word
 
     if wanted.isascii() and wanted.isdigit():
@@ -386,12 +367,7 @@ def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
 
 
 def chosen_layer(layers: Sequence[Layer], options: LookOptions | EffectOptions) -> Layer | None:
-    """The layer that --layer names, by its number or its module's path; None without it.
-
-    Raises:
-        ValueError: for a layer that is not there, or ran several times, and for --head without --layer.
-        IndexError: for a head that the layer does not have.
-    """
+    """The layer that --layer names, by its number or its module's path; None without it. Checks --head too."""
     wanted, head = options.layer, options.head
     if wanted is None:
         if head is not None:

@@ -143,10 +143,7 @@ def look(options: LookOptions) -> None:
 
 
 def newest_alarm(run: Path) -> str:
-    """The capture of the last alarm in a directory of `regard train` or `regard.monitor`.
-
-    Raises ValueError if there is none.
-    """
+    """The capture of the last alarm in a directory of `regard train` or `regard.monitor`."""
     alarms = sorted(run.glob("alarm-step-*.regard"))
     if not alarms:
         raise ValueError(f"{str(run)!r} is a folder without the capture of an alarm, alarm-step-….regard")

@@ -64,13 +64,12 @@ def read_image(image: str | bytes, options: LookOptions) -> Session:
 
 @dataclass(frozen=True)
 class _ImageFocus:
-    """Where to look: a layer by its number, what a token of it looks at, and the layers whose heads are shown.
+    """Where to look: a layer, what a token of it looks at, and the layers whose heads are shown.
 
     token: as the overlay takes it.  number: of the token, counted through the windows; None for all queries.
     """
 
     layer: Layer
-    index: int
     view: View
     token: int | str | tuple[int, int] | None
     number: int | None
@@ -121,7 +120,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
             assert token is not None
             window, place = find_token(sides.queries, token, words, "query")
         number = window * sides.queries.shape[1] + place
-    return _ImageFocus(seen, index, view, token, number, overlay, layers if chosen is None else [chosen])
+    return _ImageFocus(seen, view, token, number, overlay, layers if chosen is None else [chosen])
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -149,7 +148,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
         "prepared": None if session.model is None else str(session.model.preprocessor.transforms),
         "pixels": list(frame.pixels),
         "seen": frame.boxes([0, 0, *frame.pixels]).round(2).tolist(),
-        "layer": {"index": focus.index, "path": seen.path, "windows": seen.windows},
+        "layer": {"index": focus.layer.index, "path": seen.path, "windows": seen.windows},
         "head": head,
         "of": overlay.title.partition(": ")[2],
         "shares": overlay.shares,
@@ -165,7 +164,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
             if overlay.mass[n] > 0
         ],
         **describe_atlas(session, focus.layers, options.measure),
-        "sentence": None if head is None else head_answer(session, focus.index, head, options.lang)["sentence"],
+        "sentence": None if head is None else head_answer(session, focus.layer.index, head, options.lang)["sentence"],
         "warning": translate(WARNING, options.lang),
     }
 
@@ -176,10 +175,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
 def show_image(session: Session, options: LookOptions, photo: str | bytes | None) -> None:
     """Print what a model looks at in an image, or its JSON, and write the files that were asked for.
 
-    Args:
-        session: of an image.
-        options: of the command.
-        photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
+    photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
     """
     at = read_place(options.at)
     focus = _focus(session, options, at)
@@ -190,7 +186,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
 
         # The page opens on the layer, token and head that are printed; of all heads, on the one that stands out.
         head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
-        kept = replace(kept, opening={"layer": focus.index, "head": head, "token": token, "key": None})
+        kept = replace(kept, opening={"layer": focus.layer.index, "head": head, "token": token, "key": None})
     if options.figure is not None:
         from regard.data.images import open_image
 

@@ -177,10 +177,8 @@ def _gather(
 ) -> list[GenerationOutput]:
     """All outputs, each printed as a line as soon as it is there, with a progress bar between them.
 
-    Args:
-        title: of the bar.
-        begin: starts the generation; its argument is called with the number of steps.
-        line: how an output is printed, or None for not at all.
+    begin: starts the generation; its argument is called with the number of steps.
+    line: how an output is printed, or None for not at all.
     """
     outputs: list[GenerationOutput] = []
     ticks: list[Tick] = []

@@ -110,12 +110,8 @@ class RefusedError(Exception):
 class Gate:
     """ASGI middleware that checks Host, Origin, token and the size and speed of bodies.
 
-    Args:
-        app: the next one.
-        port: which Host and Origin must name; 80 may be left out.
-        token: which a request must carry: as `Authorization: Bearer …`, as `/?token=…`, which sets a cookie, or as
-            that cookie.
-        limits: path → largest body in bytes; of other paths 4,096.
+    port: which Host and Origin must name; 80 may be left out.  limits: path → largest body in bytes; else 4,096.
+    token: which a request must carry: as `Authorization: Bearer …`, as `/?token=…`, which sets a cookie, or as that.
     """
 
     def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int]) -> None:

@@ -138,14 +138,8 @@ def measure_links(
 
     A session from a capture file gives back those that the file has.
 
-    Args:
-        session: with the model that read the text.
-        links: of the session.
-        wanted: True measures, however long it takes; False does not; None does where it is quick.
-        progress: called with the links done and their number.
-
-    Raises:
-        ValueError, LookupError: if they are wanted, and the model's attention cannot be edited.
+    wanted: True measures, however long it takes, and raises if this model's attention cannot be edited; False does not
+    measure; None does where it is quick.  progress: called with the links done and their number.
     """
     nothing: list[float | None] = [None] * len(links)
     if wanted is False:
@@ -283,11 +277,7 @@ TEMPERATURES = tuple(round(0.1 * n, 1) for n in range(1, 21))
 
 
 def predict(session: Session, without: Sequence[tuple[int, int]] = ()) -> protocol.PredictionsAnswer:
-    """Run the model once and read what it predicts; see `PredictionsAnswer`.
-
-    Args:
-        session: with the model that read the text or image; without one nothing is predicted.
-        without: (layer, head) of heads whose output is set to 0.
+    """Run the model once and read what it predicts, with the output of some heads, (layer, head), set to 0.
 
     Raises:
         IndexError: a layer or head that is not there.
