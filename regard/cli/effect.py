@@ -126,18 +126,18 @@ class Place:
         assert session.model is not None
         self.session, self.model, self.head = session, session.model, options.head
         self.edit = options.edit or "knock-out"
-        self.token = None if options.token is None else self._one(options.token, "--token")
-        self.to = None if options.to is None else self._one(options.to, "--to")
-        layers = list(session.layers)
-        if not layers:
-            session.capture.summary()  # which raises, and says what is known about why
+        self.token = self._one(options.token, "--token")
+        self.to = self._one(options.to, "--to")
+        layer = chosen_layer(session, options)
         check_single_runs(session)
-        layer = chosen_layer(layers, options)
-        self.layers = layers if layer is None else [layer]
+        self.layers = list(session.layers) if layer is None else [layer]
         if options.scan is None and self.edit != "ablate":
             self._check_link(layer)
 
-    def _one(self, wanted: str, name: str) -> range:
+    def _one(self, wanted: str | None, name: str) -> range:
+        """The tokens of a word; an empty range without one."""
+        if wanted is None:
+            return range(0)
         runs = find_token(self.session.tokens, wanted, name)
         if len(runs) > 1:
             starts = ", ".join(str(run.start) for run in runs)
@@ -158,8 +158,6 @@ class Place:
             return
         heads = slice(None) if self.head is None else slice(self.head, self.head + 1)
         if all(float(self.weights(layer)[heads].max()) == 0 for layer in self.layers):
-            assert self.token is not None
-            assert self.to is not None
             raise ValueError(
                 f"the mask hides --to {self.word(self.to)!r} (token {self.to.start}) from --token "
                 f"{self.word(self.token)!r} (token {self.token.start}), so there is no link to knock out"
@@ -169,15 +167,12 @@ class Place:
         """What --token gives to --to in each head of a layer, (H,): as `Effect.weight`, a mean over its pieces."""
         import torch
 
-        assert self.token is not None
-        assert self.to is not None
         assert layer.start is not None
         rows = [torch.as_tensor(layer.view.row(query - layer.start))[0] for query in self.token]  # (H, Nk) each
         return torch.stack(rows)[..., list(self.to)].sum(-1).mean(0)
 
-    def word(self, tokens: range | None) -> str:
+    def word(self, tokens: range) -> str:
         """A word as it is printed."""
-        assert tokens is not None
         return shown(spelled([self.session.tokens[at] for at in tokens]))
 
     def edit_of(self, layer: Layer, head: int) -> Edit:
@@ -213,8 +208,7 @@ class Place:
             return self.run()
 
 
-def _positions(tokens: range | None) -> int | list[int]:
-    assert tokens is not None
+def _positions(tokens: range) -> int | list[int]:
     return tokens.start if len(tokens) == 1 else list(tokens)
 
 
@@ -228,7 +222,6 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
 
     kind, names = split_metric(options.metric)
     if kind == "moved":
-        assert place.token is not None
         name = options.say("vector of “{token}”", token=place.word(place.token))
         return moved_metric(place.session.layers[0], place.token, name)
     model = place.model
@@ -378,7 +371,6 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
     over, method, top = str(options.scan), options.method or "exact", options.top or TOP
     query = None
     if over == "edges":
-        assert place.token is not None
         query = place.token.start
         if len(place.token) > 1:
             word, numbers = place.word(place.token), ", ".join(map(str, place.token))
@@ -442,8 +434,8 @@ def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, A
         "name": place.session.name,
         "text": place.session.text,
         "tokens": list(place.session.tokens),
-        "token": None if place.token is None else list(place.token),
-        "to": None if place.to is None else list(place.to),
+        "token": list(place.token) or None,
+        "to": list(place.to) or None,
         "metric": metric.name,
         "warning": options.say(_caveat(place, options)),
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.model import Model
     from regard.session.heads import Layer
+    from regard.session.session import Session
 
 MOST_TEXT = 2**26  # bytes of a text, 64 MiB; models read some thousand tokens
 MOST_PIPED = 2**28  # bytes of standard input where it may be an image, 256 MiB
@@ -366,9 +367,11 @@ def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
     return places
 
 
-def chosen_layer(layers: Sequence[Layer], options: LookOptions | EffectOptions) -> Layer | None:
+def chosen_layer(session: Session, options: LookOptions | EffectOptions) -> Layer | None:
     """The layer that --layer names, by its number or its module's path; None without it. Checks --head too."""
-    wanted, head = options.layer, options.head
+    layers, wanted, head = session.layers, options.layer, options.head
+    if not layers:
+        session.capture.summary()  # which raises, and says what is known about why
     if wanted is None:
         if head is not None:
             raise ValueError(f"--head {head} needs --layer: each layer has heads of its own")

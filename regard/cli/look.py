@@ -176,14 +176,11 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
 
 def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
     """The layers of --layer, and the tokens of --token: a number, or a word, which may occur several times."""
-    layers = list(session.layers)
-    if not layers:
-        session.capture.summary()  # which raises, and says what is known about why
-    layer, labels, wanted = chosen_layer(layers, options), session.tokens, options.token
-    layers = layers if layer is None else [layer]
-    if wanted is None:
+    layer = chosen_layer(session, options)
+    layers = list(session.layers) if layer is None else [layer]
+    if options.token is None:
         return layers, None
-    return layers, [place for run in find_token(labels, wanted, "--token") for place in run]
+    return layers, [place for run in find_token(session.tokens, options.token, "--token") for place in run]
 
 
 # -------------------------------------------------------------------------------------------------------------- values

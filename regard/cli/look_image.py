@@ -81,8 +81,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
     from regard.lens.overlays import ImagePatches, find_token
     from regard.session.ranking import last_that_looks
 
-    layers = list(session.layers)
-    chosen = chosen_layer(layers, options)
+    chosen = chosen_layer(session, options)
     if options.token is not None and at is not None:
         raise ValueError(f"--token {options.token} and --at exclude each other")
     index = last_that_looks(session) if chosen is None else chosen.index
@@ -120,7 +119,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
             assert token is not None
             window, place = find_token(sides.queries, token, words, "query")
         number = window * sides.queries.shape[1] + place
-    return _ImageFocus(seen, view, token, number, overlay, layers if chosen is None else [chosen])
+    return _ImageFocus(seen, view, token, number, overlay, list(session.layers) if chosen is None else [chosen])
 
 
 # -------------------------------------------------------------------------------------------------------------- values

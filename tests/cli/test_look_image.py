@@ -393,7 +393,7 @@ def test_options_of_pictures_are_refused_for_texts(fail, option):
 
 
 def test_session_without_an_image_is_refused(session):
-    with pytest.raises(LookupError, match="session"):
+    with pytest.raises(LookupError, match="no attention"):
         look_image.show_image(Session("empty", type(session.capture)(), ()), LookOptions(), None)
 
 
