@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from itertools import groupby
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import indent
 from types import CodeType
 from typing import Any, Literal, NamedTuple
 
@@ -405,17 +406,13 @@ def _output_parts(output: Output, lang: Lang, link: Callable[[Path], str]) -> It
 
 def _question_parts(question: Question, run: LessonRun | None, lesson: Lesson) -> Iterator[str]:
     yield f"### {question.title}"
-    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{_indented(question.text)}'
+    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{indent(question.text, "    ")}'
     answer = "" if run is None else f"**{answer_text(run.answer(question))}**\n\n"
     body = f"{answer}{question.why.text}\n\n{_fence('python', shown_code(question.answer))}"
-    yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{_indented(body)}'
+    yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{indent(body, "    ")}'
 
 
 def _fence(kind: str, text: str) -> str:
     longest = max((len(list(run)) for char, run in groupby(text) if char == "`"), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{kind}\n{text}\n{fence}"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

@@ -143,23 +143,20 @@ def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOption
         batch, head = which
         out.print(out.say("shown: batch {batch}, head {head} of {shape}", batch=batch, head=head, shape=lead))
 
-    def print_heading(number: str, title: str, name: str, formula: str) -> None:
-        """What is done, the formula, and what it means: on one line where there is room."""
-        first, second = f"{number:<{len(INDENT)}}{title}", f"   {formula}   "
-        meaning = translate(STEP_MEANINGS[name], out.lang)
-        crowded = out.room is not None and width(first + second + meaning) > out.room
-        out.print()
-        out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))
-        if crowded:
-            out.print((INDENT + meaning, "dim"))
-
     for name, (number, heading) in HEADINGS.items():
         if name in steps.unchanged or getattr(steps, name) is None:
             continue
-        formula = steps.formulas[name]
+        # What is done, the formula, and what it means: on one line where there is room.
+        formula, meaning = steps.formulas[name], translate(STEP_MEANINGS[name], out.lang)
         usual = name != "scaled" or "√" in formula
-        title = out.say(heading if usual else "Scale")
-        print_heading(number, title, name, formula if formula == name else f"{name} = {formula}")
+        first = f"{number:<{len(INDENT)}}{out.say(heading if usual else 'Scale')}"
+        second = f"   {formula if formula == name else f'{name} = {formula}'}   "
+        out.print()
+        if out.room is None or width(first + second + meaning) <= out.room:
+            out.print((first, "bold"), second, (meaning, "dim"))
+        else:
+            out.print((first, "bold"), second.rstrip())
+            out.print((INDENT + meaning, "dim"))
         rows = steps.key_labels if name in ("k", "v") else steps.labels
         columns = None if name in ("x", "q", "k", "v", "output") else steps.key_labels
         print_matrix(steps.matrix(name, *which).tolist(), rows, columns, out, heat=name == "weights")

