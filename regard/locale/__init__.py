@@ -48,8 +48,7 @@ def translate(text: str, lang: str = "en", /, **values: object) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
-PARTICLES = ("을/를", "이/가", "은/는", "와/과", "으로/로", "이나/나", "이어야/여야", "이라/라", "이라는/라는")
-"""Format specs of a field: the value is followed by the form that fits its last sound."""
+# A field, and a pair of particles such as 을/를: the value is followed by the one that fits its last sound.
 FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"", re.DOTALL)
 ITEM = r"(?:'[^']*'|\"[^\"]*\"|[^\s,]+)"
