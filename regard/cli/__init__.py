@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     typed = sys.argv[1:] if arguments is None else list(arguments)
     lang = preferred_language(typed, os.environ)
-    _replace_closed_streams()
+    if sys.stderr is None:  # a shell closed it (`2>&-`); the next file to be opened would get its number and its output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.stdout is None:
         return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT, lang)
     for stream in (sys.stdout, sys.stderr):
@@ -136,17 +137,6 @@ def _answer(typed: list[str], lang: Lang) -> int:
         return _complain(str(error), WRONG_INPUT, lang)
     except MemoryError as error:
         return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT, lang)
-
-
-def _replace_closed_streams() -> None:
-    """Where a shell closed a stream (`2>&-`), the next file to be opened would get its number and its output."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
 
 
 def _write_nowhere(stream: TextIO) -> None:
