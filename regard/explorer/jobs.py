@@ -257,7 +257,7 @@ class Job:
 
 
 class Jobs:
-    """Jobs by id, "1", "2", …, and the thread that runs them; it starts with the first job, and again if it died.
+    """Jobs by id, "1", "2", …, and the thread that runs them; it starts with the first job.
 
     sessions: where results go.  models: which models there are.
     """
@@ -302,7 +302,6 @@ class Jobs:
 
     def _queued(self, job: Job) -> str:
         with self._lock:
-            self._bury()
             waiting = [one for one in self._jobs.values() if one.state not in ENDED]
             for one in waiting:
                 if monotonic() - one.asked > UNASKED_SECONDS:
@@ -317,23 +316,14 @@ class Jobs:
             for other in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
                 del self._jobs[other]
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, args=(self._queue,), name="regard jobs", daemon=True)
+                self._worker = threading.Thread(target=self._work, name="regard jobs", daemon=True)
                 self._worker.start()
             self._queue.put(job)
         return name
 
-    def _bury(self) -> None:
-        """If the thread has died, fail its jobs; the next job starts another one."""
-        if self._worker is not None and not self._worker.is_alive():
-            self._worker, self._queue = None, SimpleQueue()
-            for job in self._jobs.values():
-                if job.state not in ENDED:
-                    job.fail("the thread that reads has ended unexpectedly: try it again")
-
     def get(self, name: str) -> Job:
         """A job by its id. Raises LookupError if there is none."""
         with self._lock:
-            self._bury()
             if name in self._jobs:
                 self._jobs[name].asked = monotonic()
                 return self._jobs[name]
@@ -355,22 +345,26 @@ class Jobs:
             self._queue.put(None)
             worker.join(seconds)
 
-    def _work(self, queue: SimpleQueue[Job | None]) -> None:
-        while (job := queue.get()) is not None:
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
             try:
-                assert job.work is not None
-                job.work(job)
-            except CancelledError:
-                job.state, job.progress = "cancelled", ""
-            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
-                message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-                if job.model is not None and Path(job.model.where).is_absolute():  # a folder of this machine
-                    message = message.replace(job.model.where, job.model.name)
-                job.fail(without_folders(message))
+                self._run(job)
             except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
                 job.fail(f"{job.doing} failed: {report(error)}")
             job.work, job.size = None, 0  # jobs are remembered; texts and images may be large
             del job
+
+    def _run(self, job: Job) -> None:
+        try:
+            assert job.work is not None
+            job.work(job)
+        except CancelledError:
+            job.state, job.progress = "cancelled", ""
+        except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
+            message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            if job.model is not None and Path(job.model.where).is_absolute():  # a folder of this machine
+                message = message.replace(job.model.where, job.model.name)
+            job.fail(without_folders(message))
 
     def _measure(self, job: Job, name: str, link: LinkRequest) -> None:
         job.go_on("measuring", "")

@@ -728,8 +728,7 @@ def test_tokenizer_that_panics_in_rust_fails_its_job_alone(session, model, tmp_p
         assert wait(client, look(client, model="1"))["state"] == "done"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_jobs_of_a_thread_that_died_fail_and_the_next_is_done_by_a_new_one(fresh, monkeypatch, slow):
+def test_jobs_whose_error_cannot_be_said_fail_and_the_next_is_done(fresh, monkeypatch, slow):
     class SilentError(Exception):
         def __str__(self) -> str:
             raise MemoryError
