@@ -395,7 +395,7 @@ def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memo
     return ""
 
 
-def _ratio(values: list[float | None] | list[int | None] | list[float | int | None], counted: float) -> float:
+def _ratio(values: Sequence[float | None], counted: float) -> float:
     """How much more the next length takes: as counted, or as the last step grew where that was more."""
     known = [value for value in values if value]
     return max(counted, known[-1] / known[-2]) if len(known) >= TRUSTED else counted
