@@ -11,7 +11,7 @@ from html import escape
 from operator import index
 
 from regard import tables
-from regard.locale import translate
+from regard.locale import check_lang, translate
 
 __all__ = ["AttentionCost", "Cost", "CostSizes", "Count", "LayerCost", "cost"]
 
@@ -114,10 +114,13 @@ class Cost:
     rnn: LayerCost
     cnn: LayerCost
 
-    def text(self, lang: str = "en") -> str:
+    def text(self, lang: str = "en", formulas: bool = True) -> str:
         """The table as text, in English ("en") or Korean ("ko"). Raises ValueError for another language."""
         words = _words(lang)
-        table = tables.text(words["columns"].split("|"), self._rows(words), right=(2, 3))
+        headers, rows = words["columns"].split("|"), self._rows(words)
+        if not formulas:
+            headers, rows = headers[:-1], [row[:-1] for row in rows if row[2]]
+        table = tables.text(headers, rows, right=(2, 3))
         return f"{self._sizes_line(words)}\n{table}\n{words['note']}"
 
     def as_dict(self) -> dict[str, dict[str, object]]:
@@ -320,7 +323,6 @@ def _convolution(z: CostSizes) -> LayerCost:
 
 
 def _counts(layer: LayerCost) -> dict[str, Count]:
-    """The counts that a layer has, in the order of the table."""
     return {key: value for key in _WORDS if isinstance(value := getattr(layer, key, None), Count)}
 
 
@@ -337,8 +339,7 @@ def _check_int(name: str, value: object, least: int = 1) -> int:  # regard.check
 
 
 def _words(lang: str) -> dict[str, str]:
-    if lang not in ("en", "ko"):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    check_lang(lang)
     return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 

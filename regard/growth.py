@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from regard import masks, tables
 from regard.checks import check_int
 from regard.costs import BYTES, Count
-from regard.locale import translate
+from regard.locale import check_lang, translate
 from regard.nn.feature_maps import kernel_attention, orthogonal_features
 from regard.nn.linformer import SlotProjection
 from regard.nn.projections import ContextKeys
@@ -180,13 +180,11 @@ def visible_links(n: int, window: int, global_tokens: int) -> int:
 
 def words_in(lang: str) -> dict[str, str]:
     """The texts of the tables by key, in "en" or "ko". Raises ValueError for another language."""
-    if lang not in ("en", "ko"):
-        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    check_lang(lang)
     return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 
 def _table(lengths: Sequence[int], cells: dict[tuple[str, int], str], words: dict[str, str]) -> str:
-    """A row for each length, a column for each way."""
     rows = [[f"{n:,}", *(cells[way, n] for way in WAYS)] for n in lengths]
     return tables.text(["n", *(words[way] for way in WAYS)], rows, right=range(len(WAYS) + 1))
 
@@ -246,8 +244,8 @@ class Measured:
 
     way: str
     n: int
-    seconds: float | None
-    bytes: int | None
+    seconds: float | None = None
+    bytes: int | None = None
     reason: str = ""
 
 
@@ -278,14 +276,14 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
         for way in WAYS:
             reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
             if reason:
-                result = _skipped(way, n, reason)
+                result = Measured(way=way, n=n, reason=reason)
             else:
                 try:
                     result = _measured(way, n, growth.sizes, place)
                 except RuntimeError as error:
                     if "memory" not in str(error):
                         raise
-                    result = _skipped(way, n, "there was not enough memory")
+                    result = Measured(way=way, n=n, reason="there was not enough memory")
             past[way].append(result)
             yield result
 
@@ -306,11 +304,6 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
     lines = [words["seconds"], _table(lengths, times, words), "", words["memory"], _table(lengths, memory, words)]
     reasons = [f"{words[m.way]}, n = {m.n:,}: {m.reason}" for m in results if m.reason and m.seconds is None]
     return "\n".join([*lines, *([""] if reasons else []), *reasons])
-
-
-def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
-    """The results as plain values, ready for JSON."""
-    return [asdict(result) for result in results]
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
@@ -354,10 +347,6 @@ def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[
         return lambda: attention(q, *projection(ContextKeys(k, v)))
     directions = orthogonal_features(z.features, z.head_dim, seed=0).to(device, torch.float32)
     return lambda: kernel_attention(q, k, v, directions)
-
-
-def _skipped(way: str, n: int, reason: str) -> Measured:
-    return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
 
 
 @torch.no_grad()
@@ -406,7 +395,7 @@ def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memo
     return ""
 
 
-def _ratio(values: list[float | None] | list[int | None] | list[float | int | None], counted: float) -> float:
+def _ratio(values: Sequence[float | None], counted: float) -> float:
     """How much more the next length takes: as counted, or as the last step grew where that was more."""
     known = [value for value in values if value]
     return max(counted, known[-1] / known[-2]) if len(known) >= TRUSTED else counted

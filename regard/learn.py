@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from itertools import groupby
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import indent
 from types import CodeType
 from typing import Any, Literal, NamedTuple
 
@@ -62,12 +63,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson in one language.
-
-    Args:
-        path: its file, NUMBER_NAME.LANG.py.
-        cells: in reading order.
-    """
+    """A lesson in one language: its file, NUMBER_NAME.LANG.py, and its cells in reading order."""
 
     path: Path
     cells: tuple[Cell, ...]
@@ -103,6 +99,13 @@ class Lesson:
         places = [n for n, cell in enumerate(self.cells) if "question" in cell.tags]
         return tuple(_question(number, *self.cells[n : n + 3]) for number, n in enumerate(places, 1))
 
+    @property
+    def steps(self) -> Iterator[Cell | Question]:
+        """What a reader meets, in order: text, code, and questions instead of their cells."""
+        questions = {question.cell: question for question in self.questions}
+        inside = {cell for question in self.questions for cell in (question.answer, question.why)}
+        return (questions.get(cell, cell) for cell in self.cells if cell not in inside)
+
     def before(self, question: Question) -> tuple[Cell, ...]:
         """The code cells that the answer of a question needs, for asking it alone.
 
@@ -122,8 +125,6 @@ class Lesson:
 
 
 class _Names(NamedTuple):
-    """Names of a code cell."""
-
     read: frozenset[str]  # before the cell makes them; and the files that it speaks of
     made: frozenset[str]  # before they are read
     spoken: frozenset[str]  # all of them
@@ -238,12 +239,9 @@ class Output(NamedTuple):
 
 
 class LessonRun:
-    """A lesson that runs, cell by cell, in one namespace.
+    """A lesson that runs, cell by cell, in one namespace and in `folder`, where its figures become figure-1.png, ….
 
-    Args:
-        lesson: the lesson.
-        folder: its figures are written here as figure-1.png, …; the cells run in this directory.
-        html: give values as HTML where they have it, for a page.
+    html: give values as HTML where they have it, for a page.
     """
 
     def __init__(self, lesson: Lesson, folder: Path, *, html: bool = False) -> None:
@@ -376,23 +374,18 @@ def question_command(lesson: Lesson, question: Question) -> str:
 def page(lesson: Lesson, run: LessonRun | None, link: Callable[[Path], str]) -> str:
     """The lesson as a Markdown page for mkdocs-material, with its outputs; answers are folded.
 
-    Args:
-        lesson: the lesson.
-        run: runs the cells; None leaves the outputs out.
-        link: the address of a written file, relative to the page.
+    run: runs the cells; None leaves the outputs out.  link: the address of a written file, relative to the page.
     """
     parts: list[str] = []
-    questions = {question.cell: question for question in lesson.questions}
-    inside = {cell for question in lesson.questions for cell in (question.answer, question.why)}
-    for cell in lesson.cells:
-        if cell in questions:
-            parts += _question_parts(questions[cell], run, lesson)
-        elif cell.kind == "markdown" and cell not in inside:
-            parts.append(cell.text)
-        elif cell not in inside:
-            code = shown_code(cell)
+    for step in lesson.steps:
+        if isinstance(step, Question):
+            parts += _question_parts(step, run, lesson)
+        elif step.kind == "markdown":
+            parts.append(step.text)
+        else:
+            code = shown_code(step)
             parts += [_fence("python", code)] if code else []
-            parts += _output_parts(run.cell(cell), lesson.lang, link) if run else []
+            parts += _output_parts(run.cell(step), lesson.lang, link) if run else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -413,17 +406,13 @@ def _output_parts(output: Output, lang: Lang, link: Callable[[Path], str]) -> It
 
 def _question_parts(question: Question, run: LessonRun | None, lesson: Lesson) -> Iterator[str]:
     yield f"### {question.title}"
-    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{_indented(question.text)}'
+    yield f'!!! question "`{question_command(lesson, question)}`"\n\n{indent(question.text, "    ")}'
     answer = "" if run is None else f"**{answer_text(run.answer(question))}**\n\n"
     body = f"{answer}{question.why.text}\n\n{_fence('python', shown_code(question.answer))}"
-    yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{_indented(body)}'
+    yield f'??? success "{translate("Answer", lesson.lang)}"\n\n{indent(body, "    ")}'
 
 
 def _fence(kind: str, text: str) -> str:
     longest = max((len(list(run)) for char, run in groupby(text) if char == "`"), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{kind}\n{text}\n{fence}"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

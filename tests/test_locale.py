@@ -18,7 +18,7 @@ from speaking_twins import bert
 import regard
 from regard.cli import main
 from regard.cli.commands import COMMANDS
-from regard.locale import FIELD, PARTICLES, particle, translate, translate_error
+from regard.locale import FIELD, particle, translate, translate_error
 
 PACKAGE = Path(regard.__file__).parent
 ALL = {
@@ -31,6 +31,7 @@ CALL = r"""\b(?:translate\w*|message)\(\s*("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)
 KOREAN = {key: value for catalogue in FILES.values() for key, value in catalogue.items()}
 ERRORS = {key: value for catalogue in ERROR_FILES.values() for key, value in catalogue.items()}
 HANGUL = re.compile("[가-힣]")
+PARTICLES = ("을/를", "이/가", "은/는", "와/과", "으로/로", "이나/나", "이어야/여야", "이라/라", "이라는/라는")
 
 
 def translated_texts() -> set[str]:

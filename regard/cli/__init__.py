@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     typed = sys.argv[1:] if arguments is None else list(arguments)
     lang = preferred_language(typed, os.environ)
-    _replace_closed_streams()
+    if sys.stderr is None:  # a shell closed it (`2>&-`); the next file to be opened would get its number and its output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.stdout is None:
         return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT, lang)
     for stream in (sys.stdout, sys.stderr):
@@ -87,10 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
     """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
 
-    Args:
-        arguments: as typed.
-        environment: the first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred
-            languages, between colons, and is ignored in the C locale, as GNU gettext does.
+    The first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred languages, between
+    colons, and is ignored in the C locale, as GNU gettext does.
     """
 
     def language(locale: str) -> str:
@@ -140,17 +139,6 @@ def _answer(typed: list[str], lang: Lang) -> int:
         return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT, lang)
 
 
-def _replace_closed_streams() -> None:
-    """Where a shell closed a stream (`2>&-`), the next file to be opened would get its number and its output."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
-
-
 def _write_nowhere(stream: TextIO) -> None:
     """Send a stream nowhere: Python writes what is left at its end, and would complain."""
     try:
@@ -182,7 +170,6 @@ def _usage_message(error: object, typed: Sequence[str]) -> str:
 
 @contextmanager
 def _warnings_in(lang: Lang) -> Iterator[None]:
-    """Show the library's warnings in a language."""
     if lang == "en":
         yield
         return

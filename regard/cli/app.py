@@ -42,9 +42,7 @@ def without_types(text: str) -> str:
 def folded(text: str, room: int) -> list[str]:
     r"""The lines of help, broken between words where a line is full. Hangul takes two cells; typer counts one.
 
-    Args:
-        text: paragraphs with blank lines between them; one that begins with \b is left as it is.
-        room: cells on a line.
+    A paragraph that begins with \b is left as it is.
     """
     lines: list[str] = []
     for paragraph in text.split("\n\n"):

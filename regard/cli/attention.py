@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import asdict
 from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from regard import tables
 from regard.cli.commands import BackendsOptions, CostOptions, StepsOptions
-from regard.cli.inputs import check_device, read_arrays, torch_dtype
+from regard.cli.inputs import check_device, read_arrays, refuse, torch_dtype
 from regard.cli.outputs import (
     FIGURE_SUFFIXES,
     INDENT,
@@ -91,7 +92,6 @@ def steps(options: StepsOptions) -> int:
 
 
 def _step_arrays(options: StepsOptions) -> tuple[dict[str, Any], str]:
-    """The arrays, and a line on where they come from."""
     path, heads = options.input, options.num_heads
     if path is None:
         import numpy as np
@@ -143,23 +143,20 @@ def _print_steps(steps: Steps, origin: str, report: Report, options: StepsOption
         batch, head = which
         out.print(out.say("shown: batch {batch}, head {head} of {shape}", batch=batch, head=head, shape=lead))
 
-    def print_heading(number: str, title: str, name: str, formula: str) -> None:
-        """What is done, the formula, and what it means: on one line where there is room."""
-        first, second = f"{number:<{len(INDENT)}}{title}", f"   {formula}   "
-        meaning = translate(STEP_MEANINGS[name], out.lang)
-        crowded = out.room is not None and width(first + second + meaning) > out.room
-        out.print()
-        out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))
-        if crowded:
-            out.print((INDENT + meaning, "dim"))
-
     for name, (number, heading) in HEADINGS.items():
         if name in steps.unchanged or getattr(steps, name) is None:
             continue
-        formula = steps.formulas[name]
+        # What is done, the formula, and what it means: on one line where there is room.
+        formula, meaning = steps.formulas[name], translate(STEP_MEANINGS[name], out.lang)
         usual = name != "scaled" or "√" in formula
-        title = out.say(heading if usual else "Scale")
-        print_heading(number, title, name, formula if formula == name else f"{name} = {formula}")
+        first = f"{number:<{len(INDENT)}}{out.say(heading if usual else 'Scale')}"
+        second = f"   {formula if formula == name else f'{name} = {formula}'}   "
+        out.print()
+        if out.room is None or width(first + second + meaning) <= out.room:
+            out.print((first, "bold"), second, (meaning, "dim"))
+        else:
+            out.print((first, "bold"), second.rstrip())
+            out.print((INDENT + meaning, "dim"))
         rows = steps.key_labels if name in ("k", "v") else steps.labels
         columns = None if name in ("x", "q", "k", "v", "output") else steps.key_labels
         print_matrix(steps.matrix(name, *which).tolist(), rows, columns, out, heat=name == "weights")
@@ -196,18 +193,10 @@ def cost(options: CostOptions) -> None:
         **alone,
     )
 
-    def require(option: str, names: tuple[str, ...]) -> None:
-        values = {name: getattr(options, name) for name in names}
-        typed = [
-            f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False
-        ]
-        if typed:
-            raise ValueError(f"{', '.join(typed)} {'needs' if len(typed) == 1 else 'need'} {option}")
-
     if not options.compare:
-        require("--compare", OF_COMPARE)
+        refuse(options, OF_COMPARE, "for --compare")
     elif not options.measure:
-        require("--measure", ("device", "seconds"))
+        refuse(options, ("device", "seconds"), "for --measure")
     if options.compare:
         _compare(counted.sizes, options)
     elif options.json:
@@ -221,13 +210,15 @@ def _print_cost(counted: Cost, out: Terminal) -> None:
     sizes, *table, note = counted.text(out.lang).split("\n")
     widest = max(map(width, table))
     narrow = out.room is not None and out.room < widest
+    if narrow:
+        _, *table, _ = counted.text(out.lang, formulas=False).split("\n")
     out.print((sizes, "bold"))
     out.print()
     if narrow:
         orders = {"attention": counted.attention.order, "rnn": counted.rnn.order, "cnn": counted.cnn.order}
         out.print(out.say("order of time: attention {attention}, RNN {rnn}, CNN {cnn}", **orders))
         out.print()
-    out.print("\n".join(_numbers_only(table) if narrow else table))
+    out.print("\n".join(table))
     out.print()
     out.print((note, "dim"))
     if narrow:
@@ -235,25 +226,9 @@ def _print_cost(counted: Cost, out: Terminal) -> None:
         out.print((more, "dim"))
 
 
-def _numbers_only(table: list[str]) -> list[str]:
-    """A text table without its last column, the formulas, and without the rows that hold nothing but a formula.
-
-    >>> _numbers_only(["몫  of  n  how", "──  ──  ─  ───", "a   x      b·c", "d   x   1  e·f"])
-    ['몫  of  n', '──  ──  ─', 'd   x   1']
-    """
-    rule = table[1]  # the line under the headers shows where the columns stand
-    numbers, formulas = rule.index("─", rule.index(" ─", rule.index(" ─") + 2)), rule.rindex("  ")
-    kept = []
-    for line in table:
-        while width(line) > formulas:
-            line = line[:-1]
-        kept.append(line.rstrip())
-    return [line for line in kept if width(line) > numbers]
-
-
 def _compare(sizes: CostSizes, options: CostOptions) -> None:
     """Count at lengths that double up to N, measure and draw if asked, and print."""
-    from regard.growth import WAYS, GrowthSizes, as_dicts, growth, lengths_up_to, measure, measured_text
+    from regard.growth import WAYS, GrowthSizes, growth, lengths_up_to, measure, measured_text
 
     check_output(options.figure, "--figure", FIGURE_SUFFIXES)
     chosen = {name: getattr(options, name) for name in ("window", "global_tokens", "slots", "features")}
@@ -276,7 +251,9 @@ def _compare(sizes: CostSizes, options: CostOptions) -> None:
     if options.figure is not None:
         _draw_growth(counted, results, options)
     if options.json:
-        print_json(counted.as_dict() | ({"measured": as_dicts(results)} if options.measure else {}))
+        print_json(
+            counted.as_dict() | ({"measured": [asdict(result) for result in results]} if options.measure else {})
+        )
         return
     out = Terminal(options.lang)
     *table, note = counted.text(options.lang).split("\n")

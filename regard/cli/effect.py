@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import tables
+from regard.cli.captures import effect_json
 from regard.cli.commands import EffectOptions, SurveyOptions
-from regard.cli.inputs import check_device, chosen_layer, find_token, read_one, refuse_images, torch_dtype
-from regard.cli.look import read_text, refuse
+from regard.cli.inputs import chosen_layer, find_token, load_model, read_one, refuse, refuse_images
+from regard.cli.look import read_text
 from regard.cli.outputs import Terminal, bar, print_json
 from regard.session.labels import shown, spelled
 
@@ -125,18 +126,18 @@ class Place:
         assert session.model is not None
         self.session, self.model, self.head = session, session.model, options.head
         self.edit = options.edit or "knock-out"
-        self.token = None if options.token is None else self._one(options.token, "--token")
-        self.to = None if options.to is None else self._one(options.to, "--to")
-        layers = list(session.layers)
-        if not layers:
-            session.capture.summary()  # which raises, and says what is known about why
+        self.token = self._one(options.token, "--token")
+        self.to = self._one(options.to, "--to")
+        layer = chosen_layer(session, options)
         check_single_runs(session)
-        layer = chosen_layer(layers, options)
-        self.layers = layers if layer is None else [layer]
+        self.layers = list(session.layers) if layer is None else [layer]
         if options.scan is None and self.edit != "ablate":
             self._check_link(layer)
 
-    def _one(self, wanted: str, name: str) -> range:
+    def _one(self, wanted: str | None, name: str) -> range:
+        """The tokens of a word; an empty range without one."""
+        if wanted is None:
+            return range(0)
         runs = find_token(self.session.tokens, wanted, name)
         if len(runs) > 1:
             starts = ", ".join(str(run.start) for run in runs)
@@ -157,8 +158,6 @@ class Place:
             return
         heads = slice(None) if self.head is None else slice(self.head, self.head + 1)
         if all(float(self.weights(layer)[heads].max()) == 0 for layer in self.layers):
-            assert self.token is not None
-            assert self.to is not None
             raise ValueError(
                 f"the mask hides --to {self.word(self.to)!r} (token {self.to.start}) from --token "
                 f"{self.word(self.token)!r} (token {self.token.start}), so there is no link to knock out"
@@ -168,8 +167,6 @@ class Place:
         """What --token gives to --to in each head of a layer, (H,): as `Effect.weight`, a mean over its pieces."""
         import torch
 
-        assert self.token is not None
-        assert self.to is not None
         assert layer.start is not None
         rows = [torch.as_tensor(layer.view.row(query - layer.start))[0] for query in self.token]  # (H, Nk) each
         return torch.stack(rows)[..., list(self.to)].sum(-1).mean(0)
@@ -211,8 +208,7 @@ class Place:
             return self.run()
 
 
-def _positions(tokens: range | None) -> int | list[int]:
-    assert tokens is not None
+def _positions(tokens: range) -> int | list[int]:
     return tokens.start if len(tokens) == 1 else list(tokens)
 
 
@@ -226,7 +222,6 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
 
     kind, names = split_metric(options.metric)
     if kind == "moved":
-        assert place.token is not None
         name = options.say("vector of “{token}”", token=place.word(place.token))
         return moved_metric(place.session.layers[0], place.token, name)
     model = place.model
@@ -299,18 +294,13 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
     single = place.edit_of(layer, head)
     result = measure(place.run, place.model, single, metric, controls=controls, seed=options.seed or 0)
     if options.json:
-        values = {"edit": repr(single), "layer": layer.index, "head": head, "weight": result.weight}
-        values |= {"before": result.before, "after": result.after, "effect": result.value}
-        values |= {"controls": list(result.controls), "control_weight": result.control_weight}
-        values |= {"p_value": result.p_value, "method": result.method}
+        values = {"edit": repr(single), "layer": layer.index, "head": head, **effect_json(result)}
         print_json(_common(place, metric, options) | values)
         return
     out = Terminal(options.lang)
     title = out.say("layer {layer}, head {head}", layer=layer.index, head=head)
     weight = ""
     if result.weight is not None:
-        assert place.token is not None
-        assert place.to is not None
         title += f": {place.word(place.token)} → {place.word(place.to)}"
         weight = "   " + out.say("weight {weight}", weight=f"{result.weight:.3f}")
     out.print((title, "bold"), weight)
@@ -379,10 +369,12 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
     from regard.edits.effects import scan
 
     over, method, top = str(options.scan), options.method or "exact", options.top or TOP
-    if over == "edges" and place.token is not None and len(place.token) > 1:
-        word, numbers = place.word(place.token), ", ".join(map(str, place.token))
-        raise ValueError(f"--scan edges takes one token, and {word!r} is {len(place.token)}: give one of {numbers}")
-    query = place.token.start if over == "edges" and place.token is not None else None
+    query = None
+    if over == "edges":
+        query = place.token.start
+        if len(place.token) > 1:
+            word, numbers = place.word(place.token), ", ".join(map(str, place.token))
+            raise ValueError(f"--scan edges takes one token, and {word!r} is {len(place.token)}: give one of {numbers}")
     result = scan(
         place.run, place.model, metric, over=over, method=method, query=query, progress=sys.stderr.isatty()
     )  # fmt: skip
@@ -409,7 +401,6 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
 def _print_table(
     place: Place, what: str, rows: list[dict[str, Any]], metric: Metric, options: EffectOptions, note: str = ""
 ) -> None:
-    """A title, a line for each row, a note and the caveat."""
     out = Terminal(options.lang)
     out.print((f"{place.session.name} ({place.model.family.title})", "bold"), f"   {what}")
     out.print()
@@ -438,14 +429,13 @@ def _without_nan(values: Any) -> Any:
 
 
 def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, Any]:
-    """The fields that every JSON answer has."""
     return {
         "version": VERSION,
         "name": place.session.name,
         "text": place.session.text,
         "tokens": list(place.session.tokens),
-        "token": None if place.token is None else list(place.token),
-        "to": None if place.to is None else list(place.to),
+        "token": list(place.token) or None,
+        "to": list(place.to) or None,
         "metric": metric.name,
         "warning": options.say(_caveat(place, options)),
     }
@@ -459,10 +449,8 @@ def _caveat(place: Place, options: EffectOptions) -> str:
 def _edited(place: Place, say: Callable[..., str]) -> str:
     if place.edit == "ablate":
         return say("head ablated")
-    assert place.to is not None
     if place.edit == "zero-values":
         return say("values of “{to}” set to 0", to=place.word(place.to))
-    assert place.token is not None
     return say("“{token}” → “{to}” knocked out", token=place.word(place.token), to=place.word(place.to))
 
 
@@ -513,15 +501,10 @@ def open_model(name: str | Path, options: SurveyOptions) -> Model:
     """Load the model, with the checkpoint's own head. A process of torchrun takes the device of its number."""
     from torch import device
 
-    from regard.models.loading import load
-
     where = options.device
     if where != "cpu" and device(where).index is None and "LOCAL_RANK" in os.environ:
         where = f"{where}:{os.environ['LOCAL_RANK']}"
-    check_device(where)
-    dtype = None if options.dtype is None else torch_dtype(options.dtype)
-    with bar("/".join(Path(name).parts[-2:])) as tick:
-        return load(name, device=where, dtype=dtype, ignore=options.ignore, progress=tick)
+    return load_model(name, where, options.ignore, options.dtype)
 
 
 def as_json(result: Survey) -> dict[str, object]:

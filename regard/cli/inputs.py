@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions
+from regard.cli.commands import EffectOptions, LoadingOptions, LookOptions, SpokenOptions
 from regard.cli.outputs import bar
-from regard.session.labels import find_word
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.model import Model
     from regard.session.heads import Layer
+    from regard.session.session import Session
 
 MOST_TEXT = 2**26  # bytes of a text, 64 MiB; models read some thousand tokens
 MOST_PIPED = 2**28  # bytes of standard input where it may be an image, 256 MiB
@@ -43,11 +44,7 @@ IMAGE_COMMANDS = ("caption", "answer", "match", "features")
 
 
 def is_file(what: str, usage: str) -> bool:
-    """Whether this names an existing file rather than being a text.
-
-    Raises:
-        ValueError: for a word that ends like a file and is not there; `usage` says what the command takes.
-    """
+    """Whether this names an existing file rather than being a text. Raises ValueError for a file that is not there."""
     if what == "-" or os.path.exists(what):  # Path.exists raises for a text that is longer than a name may be
         return what != "-"
     if _is_name(what, KNOWN_SUFFIXES):
@@ -127,13 +124,24 @@ def read_lines(file: Path) -> list[str]:
 def _content(file: Path) -> str:
     from regard.formats import read_bounded
 
+    with reading(file):
+        data = read_bounded(file, MOST_TEXT)
     try:
-        text = read_bounded(file, MOST_TEXT).decode("utf-8-sig")
-    except OSError as error:
-        raise OSError(f"cannot read {str(file)!r}: {error.strerror}" if error.strerror else str(error)) from None
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 text: byte {error.start} is invalid") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Let an OSError in this block name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # ours, which names it already
+            raise
+        raise OSError(f"cannot read {str(file)!r}: {error.strerror}") from None
 
 
 def check_stdin_once(typed: Sequence[str]) -> None:
@@ -176,10 +184,7 @@ def read_arrays(
 ) -> dict[str, Any]:
     """The arrays of a file by name: NumPy, or torch tensors from .safetensors. The one array of an .npy is q, k and v.
 
-    Args:
-        path: ends in .npz, .npy or .safetensors.
-        names: the sets of names that it may hold.
-        largest: limit in bytes; by default that of `regard steps`.
+    names: the sets of names that it may hold.  largest: limit in bytes; by default that of `regard steps`.
     """
     from regard.formats import check_file, parsing
 
@@ -192,7 +197,7 @@ def read_arrays(
             why = f"steps are for small inputs, at most {MOST_STEPS:,}" if largest is None else f"at most {largest:,}"
             raise ValueError(f"{str(path)!r} holds {size:,} bytes; {why} bytes")
 
-    try:
+    with reading(path):
         check_file(path)
         size = path.stat().st_size
         check_bytes(size)
@@ -216,8 +221,6 @@ def read_arrays(
                             raise ValueError(f"it holds {name!r} twice")
                         with members.open(member) as part:
                             arrays[name] = _read_npy(part, member.file_size)
-    except OSError as error:
-        raise OSError(f"cannot read {str(path)!r}: {error.strerror}" if error.strerror else str(error)) from None
     if sorted(arrays) not in [sorted(group) for group in names]:
         expected = ", or ".join(", ".join(group) for group in names)
         held = ", ".join(map(repr, list(arrays)[:MOST_NAMED])) or "nothing"
@@ -243,18 +246,27 @@ def _read_npy(file: Any, size: int) -> Any:
     return format.read_array(file, allow_pickle=False)
 
 
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def typed_options(options: SpokenOptions, names: tuple[str, ...]) -> list[str]:
+    """Which of these options were given, as they are typed."""
+    values = {name: getattr(options, name) for name in names}
+    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def refuse(options: SpokenOptions, names: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if one of these options was given: it is for something else."""
+    if typed := typed_options(options, names):
+        raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
+
+
 # -------------------------------------------------------------------------------------------------------------- models
 
 
 def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOptions) -> Model:
-    """Load a directory or hub id, with the head of the first of these tasks that it can have.
-
-    Args:
-        name: directory or hub id.
-        command: for the errors.
-        tasks: in order of preference; the checkpoint's own task wins if it is among them.
-        options: dtype, device and ignored keys.
-    """
+    """Load a directory or hub id, with the head of the checkpoint's own task, or else of the first that it can have."""
     from regard.models.loading import find, load
     from regard.session.session import takes_images
     from regard.tasks.inputs import has_vision
@@ -286,12 +298,14 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     return model
 
 
-def look_model(name: str, options: LookOptions | EffectOptions) -> Model:
-    """Load a directory or hub id for `regard look` and `regard effect`, with the checkpoint's own head."""
+def load_model(name: str | Path, device: str | None, ignore: Sequence[str], dtype: str | None = None) -> Model:
+    """Load a directory or hub id with the checkpoint's own head."""
     from regard.models.loading import load
 
+    check_device(device or "cpu")
+    kind = None if dtype is None else torch_dtype(dtype)
     with bar("/".join(Path(name).parts[-2:])) as tick:
-        return load(name, device=options.device or "cpu", ignore=options.ignore, progress=tick)
+        return load(name, device=device or "cpu", dtype=kind, ignore=ignore, progress=tick)
 
 
 def family_and_task(name: str) -> tuple[Family, str | None]:
@@ -340,12 +354,9 @@ def require_texts(model: Model, text: str, example: str) -> None:
 
 
 def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
-    """The tokens that an option names: one by its number, or each place of a word.
+    """The tokens that an option names: one by its number, or each place of a word. Raises where there is none."""
+    from regard.session.labels import find_word
 
-    Raises:
-        IndexError: for a number beyond the text.
-        ValueError: for a word that is not in the text.
-    """
     if wanted.isascii() and wanted.isdigit():
         if int(wanted) >= len(labels):
             raise IndexError(f"{name} {wanted} is out of range: there are {len(labels):,} tokens, counted from 0")
@@ -356,14 +367,11 @@ def find_token(labels: Sequence[str], wanted: str, name: str) -> list[range]:
     return places
 
 
-def chosen_layer(layers: Sequence[Layer], options: LookOptions | EffectOptions) -> Layer | None:
-    """The layer that --layer names, by its number or its module's path; None without it.
-
-    Raises:
-        ValueError: for a layer that is not there, or ran several times, and for --head without --layer.
-        IndexError: for a head that the layer does not have.
-    """
-    wanted, head = options.layer, options.head
+def chosen_layer(session: Session, options: LookOptions | EffectOptions) -> Layer | None:
+    """The layer that --layer names, by its number or its module's path; None without it. Checks --head too."""
+    layers, wanted, head = session.layers, options.layer, options.head
+    if not layers:
+        session.capture.summary()  # which raises, and says what is known about why
     if wanted is None:
         if head is not None:
             raise ValueError(f"--head {head} needs --layer: each layer has heads of its own")

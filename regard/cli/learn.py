@@ -47,7 +47,8 @@ def learn(options: LearnOptions) -> int:
         if options.question is None:
             walk.lesson_through()
         else:
-            walk.question_alone(chosen.questions[options.question - 1])
+            question = chosen.questions[options.question - 1]
+            walk.ask(question, before=chosen.before(question))
     except (KeyboardInterrupt, EOFError):
         out.print()
         again = f"regard learn {chosen.number}" + (f" --question {options.question}" if options.question else "")
@@ -93,24 +94,19 @@ class _Walk:
         self.run = LessonRun(chosen, folder)
 
     def lesson_through(self) -> None:
-        questions = {question.cell: question for question in self.lesson.questions}
-        inside = {cell for question in self.lesson.questions for cell in (question.answer, question.why)}
-        for n, cell in enumerate(self.lesson.cells):
-            if cell in questions:
-                self._ask(questions[cell])
-            elif cell.kind == "markdown" and cell not in inside:
-                self._show_text(cell.text)
-            elif cell not in inside:
-                self._show_code(cell)
-                self._show_output(self.run.cell(cell))
-                if n + 1 < len(self.lesson.cells):
+        for step in self.lesson.steps:
+            if isinstance(step, Question):
+                self.ask(step)
+            elif step.kind == "markdown":
+                self._show_text(step.text)
+            else:
+                self._show_code(step)
+                self._show_output(self.run.cell(step))
+                if step is not self.lesson.cells[-1]:
                     self._typed(self.out.say("[Enter] next  [q] end"))
 
-    def question_alone(self, question: Question) -> None:
-        """Ask at once; the cells that the answer needs run afterwards."""
-        self._ask(question, before=self.lesson.before(question))
-
-    def _ask(self, question: Question, before: tuple[Cell, ...] = ()) -> None:
+    def ask(self, question: Question, before: tuple[Cell, ...] = ()) -> None:
+        """Ask; the cells `before`, which the answer needs, run once something is typed."""
         self._show_text(f"### {question.title}\n\n{question.text}")
         typed = self._typed(self.out.say("Answer (Enter shows it):"))
         if self.asks and before:

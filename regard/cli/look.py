@@ -17,15 +17,16 @@ from regard.cli.inputs import (
     ARRAY_SUFFIXES,
     MOST_PIPED,
     as_text,
-    check_device,
     chosen_layer,
     find_token,
     is_file,
     is_image,
-    look_model,
+    load_model,
     read_one,
     read_stdin,
+    refuse,
     require_texts,
+    typed_options,
 )
 from regard.cli.outputs import (
     FIGURE_SUFFIXES,
@@ -124,16 +125,16 @@ def look(options: LookOptions) -> None:
     # 5. A capture: of an image, with tokens, of one module, or as a whole.
     refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
     session = read_session(file)
-    if session.frames and _typed(options, ("at", "token", "html", "save", "no_photo")):
+    if session.frames and typed_options(options, ("at", "token", "html", "save", "no_photo")):
         refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
         look_image.show_image(session, options, None)
         return
     refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
-    if _typed(options, OF_TOKENS):
+    if typed_options(options, OF_TOKENS):
         refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
         show_text(session, options)
     elif options.layer is None:
-        if names := _typed(options, ("head", "top", *OF_FILES)):
+        if names := typed_options(options, ("head", "top", *OF_FILES)):
             verb = "needs" if len(names) == 1 else "need"
             raise ValueError(f"{', '.join(names)} {verb} --layer: which module of the capture")
         _show_capture(session, file, options)
@@ -142,27 +143,11 @@ def look(options: LookOptions) -> None:
 
 
 def newest_alarm(run: Path) -> str:
-    """The capture of the last alarm in a directory of `regard train` or `regard.monitor`.
-
-    Raises ValueError if there is none.
-    """
+    """The capture of the last alarm in a directory of `regard train` or `regard.monitor`."""
     alarms = sorted(run.glob("alarm-step-*.regard"))
     if not alarms:
         raise ValueError(f"{str(run)!r} is a folder without the capture of an alarm, alarm-step-….regard")
     return str(alarms[-1])
-
-
-def _typed(options: LookOptions | EffectOptions, names: tuple[str, ...]) -> list[str]:
-    """Which of these options were given, as they are typed."""
-    values = {name: getattr(options, name) for name in names}
-    given = [name for name, value in values.items() if value not in (None, ()) and value is not False]  # 0 is given
-    return [f"--{name.replace('_', '-')}" for name in given]
-
-
-def refuse(options: LookOptions | EffectOptions, names: tuple[str, ...], why: str) -> None:
-    """Raise ValueError if one of these options was given: it is for something else."""
-    if typed := _typed(options, names):
-        raise ValueError(f"{', '.join(typed)} {'is' if len(typed) == 1 else 'are'} {why}")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -176,9 +161,8 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
-    check_device(options.device or "cpu")
     name = str(default_model(text)) if options.model is None else options.model
-    model = look_model(name, options)
+    model = load_model(name, options.device, options.ignore)
     require_texts(model, text, f"regard look photo.jpg --model {name}")
     length = int(model.tokenizer.batch([text]).input_ids.shape[1])
     limit = model.max_positions if isinstance(model, TextModel) else None
@@ -192,14 +176,11 @@ def read_text(text: str, options: LookOptions | EffectOptions) -> tuple[Session,
 
 def _focus(session: Session, options: LookOptions) -> tuple[list[Layer], list[int] | None]:
     """The layers of --layer, and the tokens of --token: a number, or a word, which may occur several times."""
-    layers = list(session.layers)
-    if not layers:
-        session.capture.summary()  # which raises, and says what is known about why
-    layer, labels, wanted = chosen_layer(layers, options), session.tokens, options.token
-    layers = layers if layer is None else [layer]
-    if wanted is None:
+    layer = chosen_layer(session, options)
+    layers = list(session.layers) if layer is None else [layer]
+    if options.token is None:
         return layers, None
-    return layers, [place for run in find_token(labels, wanted, "--token") for place in run]
+    return layers, [place for run in find_token(session.tokens, options.token, "--token") for place in run]
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -209,8 +190,8 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """The tokens, links, rows and heads of a session, in values that JSON holds."""
     from regard.explorer.answers import head as head_answer
     from regard.session.effects import LinkEffects, measure_links
+    from regard.session.labels import WARNING
     from regard.session.ranking import obstacle, strongest
-    from regard.session.sentences import WARNING
 
     (layers, tokens), head, words = _focus(session, options), options.head, session.tokens
     why = obstacle(layers, tokens)
@@ -410,7 +391,6 @@ def print_sections(description: dict[str, Any], options: LookOptions, out: Termi
 
 
 def _print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
-    """The tokens with their numbers, the chosen ones marked, those that are no words dimmed."""
     items = []
     for n, label in enumerate(labels[:MOST_TOKENS]):
         style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
@@ -448,7 +428,6 @@ def _print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) 
 
 
 def _print_why(description: dict[str, Any], out: Terminal) -> None:
-    """What "moves" means, or why nothing was measured."""
     if description["why"] == "measured" and (out.room or PIPE) >= NARROWEST:
         text = "moves: how far the final vector of the word that looks goes without this link, as a share of its length"
         out.print("  ", (out.say(text), "dim"))

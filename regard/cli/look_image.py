@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import LookOptions
-from regard.cli.inputs import check_device, chosen_layer, look_model
+from regard.cli.inputs import chosen_layer, load_model
 from regard.cli.outputs import (
     LINKS,
     PIPE,
@@ -58,20 +58,18 @@ def read_image(image: str | bytes, options: LookOptions) -> Session:
         raise ValueError(
             "an image needs a model that reads images: --model DIR, or a hub id such as --model facebook/dinov2-small"
         )
-    check_device(options.device or "cpu")
     source, _ = peek_image(image)  # refuses other files before a model is loaded, which takes long
-    return look_at_image(source, look_model(options.model, options), text=options.text)
+    return look_at_image(source, load_model(options.model, options.device, options.ignore), text=options.text)
 
 
 @dataclass(frozen=True)
 class _ImageFocus:
-    """Where to look: a layer by its number, what a token of it looks at, and the layers whose heads are shown.
+    """Where to look: a layer, what a token of it looks at, and the layers whose heads are shown.
 
     token: as the overlay takes it.  number: of the token, counted through the windows; None for all queries.
     """
 
     layer: Layer
-    index: int
     view: View
     token: int | str | tuple[int, int] | None
     number: int | None
@@ -83,8 +81,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
     from regard.lens.overlays import ImagePatches, find_token
     from regard.session.ranking import last_that_looks
 
-    layers = list(session.layers)
-    chosen = chosen_layer(layers, options)
+    chosen = chosen_layer(session, options)
     if options.token is not None and at is not None:
         raise ValueError(f"--token {options.token} and --at exclude each other")
     index = last_that_looks(session) if chosen is None else chosen.index
@@ -122,7 +119,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
             assert token is not None
             window, place = find_token(sides.queries, token, words, "query")
         number = window * sides.queries.shape[1] + place
-    return _ImageFocus(seen, index, view, token, number, overlay, layers if chosen is None else [chosen])
+    return _ImageFocus(seen, view, token, number, overlay, list(session.layers) if chosen is None else [chosen])
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -130,7 +127,7 @@ def _focus(session: Session, options: LookOptions, at: tuple[float, float] | Non
 
 def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dict[str, Any]:
     from regard.explorer.answers import head as head_answer
-    from regard.session.sentences import WARNING
+    from regard.session.labels import WARNING
 
     overlay, seen, frame, head = focus.overlay, focus.layer, session.frames[0], options.head
     order = sorted(range(len(overlay.mass)), key=lambda n: (-overlay.mass[n], n))[: options.top or LINKS]
@@ -150,7 +147,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
         "prepared": None if session.model is None else str(session.model.preprocessor.transforms),
         "pixels": list(frame.pixels),
         "seen": frame.boxes([0, 0, *frame.pixels]).round(2).tolist(),
-        "layer": {"index": focus.index, "path": seen.path, "windows": seen.windows},
+        "layer": {"index": focus.layer.index, "path": seen.path, "windows": seen.windows},
         "head": head,
         "of": overlay.title.partition(": ")[2],
         "shares": overlay.shares,
@@ -166,7 +163,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
             if overlay.mass[n] > 0
         ],
         **describe_atlas(session, focus.layers, options.measure),
-        "sentence": None if head is None else head_answer(session, focus.index, head, options.lang)["sentence"],
+        "sentence": None if head is None else head_answer(session, focus.layer.index, head, options.lang)["sentence"],
         "warning": translate(WARNING, options.lang),
     }
 
@@ -177,10 +174,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
 def show_image(session: Session, options: LookOptions, photo: str | bytes | None) -> None:
     """Print what a model looks at in an image, or its JSON, and write the files that were asked for.
 
-    Args:
-        session: of an image.
-        options: of the command.
-        photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
+    photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
     """
     at = read_place(options.at)
     focus = _focus(session, options, at)
@@ -191,7 +185,7 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
 
         # The page opens on the layer, token and head that are printed; of all heads, on the one that stands out.
         head, token = head_for(focus.layer, focus.number, options.head) or (options.head or 0, focus.number)
-        kept = replace(kept, opening={"layer": focus.index, "head": head, "token": token, "key": None})
+        kept = replace(kept, opening={"layer": focus.layer.index, "head": head, "token": token, "key": None})
     if options.figure is not None:
         from regard.data.images import open_image
 

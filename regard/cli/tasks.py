@@ -177,10 +177,8 @@ def _gather(
 ) -> list[GenerationOutput]:
     """All outputs, each printed as a line as soon as it is there, with a progress bar between them.
 
-    Args:
-        title: of the bar.
-        begin: starts the generation; its argument is called with the number of steps.
-        line: how an output is printed, or None for not at all.
+    begin: starts the generation; its argument is called with the number of steps.
+    line: how an output is printed, or None for not at all.
     """
     outputs: list[GenerationOutput] = []
     ticks: list[Tick] = []
@@ -198,14 +196,8 @@ def _gather(
 
 
 def _as_dict(output: GenerationOutput) -> dict[str, Any]:
-    return {
-        "prompt": output.prompt,
-        "text": output.text,
-        "ids": output.ids.tolist(),
-        "reason": output.reason,
-        "score": output.score,
-        "passes": output.passes,
-    }
+    plain = {name: getattr(output, name) for name in ("prompt", "text", "reason", "score", "passes")}
+    return plain | {"ids": output.ids.tolist()}
 
 
 # --------------------------------------------------------------------------------------------------------------- texts

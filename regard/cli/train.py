@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import warnings
 from dataclasses import fields
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.cli.commands import TrainOptions
 from regard.cli.inputs import check_device
+from regard.cli.outputs import print_json
 from regard.locale import translate_error
 
 if TYPE_CHECKING:
@@ -64,18 +64,16 @@ def train(options: TrainOptions) -> int:
             config=config,
         )  # fmt: skip
         if not dist.is_initialized() or dist.get_rank() == 0:
-            print(as_json(result) if options.json else as_text(result, options))
+            if options.json:
+                names = ("directory", "steps", "stopped", "loss", "eval_loss", "metrics")
+                print_json({name: getattr(result, name) for name in names})
+            else:
+                print(as_text(result, options))
     finally:
         warnings.showwarning = shown
         if dist.is_initialized():
             dist.destroy_process_group()
     return INTERRUPTED if result.stopped else 0
-
-
-def as_json(result: TrainResult) -> str:
-    """The result as an object."""
-    values = {"directory": str(result.directory), "steps": result.steps, "stopped": result.stopped}
-    return json.dumps(values | {"loss": result.loss, "eval_loss": result.eval_loss, "metrics": result.metrics})
 
 
 def as_text(result: TrainResult, options: TrainOptions) -> str:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from base64 import b64encode
 from itertools import groupby
 from math import isfinite
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,11 +36,19 @@ from regard.lens.assembly import AssembledWeights
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import ComputedWeights
 from regard.lens.overlays import ImagePatches
-from regard.locale import Lang, translate
+from regard.locale import Lang, check_lang, translate
 from regard.masks.tiles import cell_edges, pool
 from regard.session import protocol
 from regard.session.default_models import FETCH, KOREAN, TITLE, is_korean, name_of
-from regard.session.effects import check_link, measure_heads, measure_link, unsupported_reason
+from regard.session.effects import (
+    align,
+    changed_heads,
+    check_link,
+    measure_heads,
+    measure_link,
+    predict,
+    unsupported_reason,
+)
 from regard.session.heads import (
     ComputedHead,
     HeadWeights,
@@ -55,12 +63,9 @@ from regard.session.heads import (
     received_in_image,
     thumbnails_of,
 )
-from regard.session.labels import shown, token_name
-from regard.session.predictions import predict
+from regard.session.labels import WARNING, sentence, shown, token_label, token_name
 from regard.session.ranking import opening_of, ranked_links
-from regard.session.sentences import WARNING, sentence, token_label
 from regard.session.session import Session
-from regard.session.swaps import align, changed_heads
 
 VERSION = 1
 FIRST_LABELS = 4096  # in the overview
@@ -85,14 +90,6 @@ LINKS_AT_ONCE = 1 << 22  # weights in memory while links are searched
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def checked_language(lang: str) -> Lang:
-    """The language, if it is one of those of the explorer; else raises ValueError."""
-    for name in get_args(Lang):
-        if name == lang:
-            return name  # type: ignore[no-any-return]
-    raise ValueError(f"lang must be {' or '.join(get_args(Lang))}, got {lang!r}")
-
-
 def _check_index(name: str, value: int, count: int, of: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
@@ -112,7 +109,6 @@ def _checked_span(name: str, start: int, stop: int | None, count: int, most: int
 
 
 def _find_head(session: Session, layer: int, head: int) -> Layer:
-    """The layer of a head that is there."""
     _check_index("layer", layer, len(session.layers), "layers")
     seen = session.layers[layer]
     _check_index("head", head, seen.view.sizes[1], "heads")
@@ -171,7 +167,7 @@ def overview(session: Session, lang: Lang = "en") -> protocol.OverviewAnswer:
 
     lang: of the warning.
     """
-    lang = checked_language(lang)
+    check_lang(lang)
     if not session.layers:
         session.capture[0]  # raises with the reason
     layouts, numbers = layouts_of(session)
@@ -330,7 +326,8 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> protocol
 
     Needs a map, or q and k.
     """
-    lang, seen = checked_language(lang), _find_head(session, layer, head)
+    check_lang(lang)
+    seen = _find_head(session, layer, head)
     view, numbers = seen.view, session.numbers[layer]
     cells, how = _map(seen, head)
     strongest = links(session, layer, head)

@@ -55,14 +55,13 @@ import torch
 from torch import Tensor
 
 from regard.explorer import answers
-from regard.explorer.answers import checked_language
 from regard.files import atomic_file, check_target
-from regard.locale import Lang, catalogue, translate
+from regard.locale import Lang, catalogue, check_lang, translate
 from regard.masks.tiles import pool
 from regard.session.effects import LONGEST
 from regard.session.heads import BlockWeights, ComputedHead, HeadWeights, head_of
+from regard.session.labels import sentence
 from regard.session.protocol import Opening
-from regard.session.sentences import sentence
 from regard.session.session import Session
 
 FROM = re.compile(
@@ -196,7 +195,7 @@ Place = tuple[int, int]  # layer, head
 
 def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, Any]:
     """The data of an exported page, as JSON values; raises as `write_html` does."""
-    lang = checked_language(lang)
+    check_lang(lang)
     overview = answers.overview(session, lang)
     places = [(layer["index"], head) for layer in overview["layers"] for head in range(layer["heads"])]
     heads: dict[str, Any] = {_name(place): answers.head(session, *place, lang) for place in places}
@@ -206,6 +205,7 @@ def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, 
         for start in range(0, len(session.tokens), answers.MOST_LABELS)
         for label in answers.tokens(session, start)["labels"]
     ]
+    packed_labels = b64encode(zlib.compress(json.dumps(labels).encode("ascii"))).decode("ascii")
     opening = _first_head(overview["opening"], view)
     arrays: dict[str, Any] = {}
     for place in sorted(plan.whole):  # layer by layer: the model runs once for the values of one
@@ -240,7 +240,7 @@ def page_data(session: Session, lang: Lang = "en", view: str = "") -> dict[str, 
         "sessions": {
             "1": {
                 "overview": overview,
-                "labels": _packed_labels(labels) if len(labels) > len(overview["labels"]) else None,
+                "labels": packed_labels if len(labels) > len(overview["labels"]) else None,
                 "ranked": answers.ranked(session),
                 "thumbnails": answers.thumbnails(session),
                 "hover": len(plan.whole) == plan.heads,
@@ -265,7 +265,6 @@ def _name(place: Place) -> str:
 
 
 def _first_head(opening: Opening | None, view: str) -> Place | None:
-    """The head that the page shows first."""
     match = re.fullmatch(r"(?:.*&)?layer=(\d{1,4})&head=(\d{1,4})(?:&.*)?", view)
     if match is not None:
         return int(match[1]), int(match[2])
@@ -359,7 +358,6 @@ def _vectors(session: Session, place: Place, weights: HeadWeights) -> dict[str, 
 
 
 def _strongest(weights: HeadWeights) -> dict[str, Any]:
-    """The strongest links of each query, some queries at a time."""
     nq, nk = weights.sizes
     at_once, k = max(1, AT_ONCE // max(1, nk)), min(LINKS, nk)
     parts = [
@@ -399,10 +397,6 @@ def _plain(values: Tensor) -> np.ndarray[Any, Any]:
     return values.detach().to("cpu", torch.float32).numpy()
 
 
-def _packed_labels(labels: list[str]) -> str:
-    return b64encode(zlib.compress(json.dumps(labels).encode("ascii"))).decode("ascii")
-
-
 def _pooled_parts(answer: Any) -> list[str]:
     """What of a head's answer is pooled: the map, and what stands beside it."""
     return [part for part in ("map", "received", "entropy") if answer[part] is not None]
@@ -432,7 +426,6 @@ def packed_roots(values: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _left_out(plan: _ExportPlan, rounded_maps: bool, lang: Lang) -> str:
-    """What the page lacks, in words."""
     whole, links, none = len(plan.whole), len(plan.links), plan.heads - len(plan.whole) - len(plan.links)
     parts = []
     if whole and links + none:
@@ -490,7 +483,6 @@ def bundle(modules: Mapping[str, str], entry: str) -> tuple[str, str]:
     lines: list[str] = []
 
     def visit(path: str, above: tuple[str, ...]) -> None:
-        """Write a module after all that it needs."""
         if path in names:
             return
         if path in above:

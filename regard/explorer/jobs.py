@@ -24,9 +24,8 @@ from regard.models.loading import ID, LONGEST_ID, find, load
 from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.default_models import KOREAN, default_model, is_korean, name_of
-from regard.session.effects import check_link, measure_heads, measure_link
+from regard.session.effects import check_link, measure_heads, measure_link, swap_word, swapped_text
 from regard.session.session import Session, look_at, look_at_image, takes_images
-from regard.session.swaps import swap_word, swapped_text
 from regard.tasks.inputs import has_vision
 
 MOST_SESSIONS = 8
@@ -47,32 +46,31 @@ class SessionShelf:
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most, self._ids = most, count(1)
-        self._sessions: dict[str, Session] = {}
-        self._used: OrderedDict[str, None] = OrderedDict()  # ids in order of use
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # in order of use
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
         """Keep a session, and return its id."""
         with self._lock:
             name = str(next(self._ids))
-            self._sessions[name], self._used[name] = session, None
+            self._sessions[name] = session
             while len(self._sessions) > self._most:
-                del self._sessions[self._used.popitem(last=False)[0]]
+                self._sessions.popitem(last=False)
             return name
 
     def get(self, name: str) -> Session:
         """A session by its id. Raises LookupError if there is none."""
         with self._lock:
             if name in self._sessions:
-                self._used.move_to_end(name)
+                self._sessions.move_to_end(name)
                 return self._sessions[name]
-            ids = ", ".join(self._sessions) or "none"
+            ids = ", ".join(sorted(self._sessions, key=int)) or "none"
         raise LookupError(f"there is no session {name[:40]!r}: there are {ids}; unused ones go when new ones come")
 
     def all(self) -> dict[str, Session]:
         """All sessions by id, the oldest first."""
         with self._lock:
-            return dict(self._sessions)
+            return dict(sorted(self._sessions.items(), key=lambda item: int(item[0])))
 
 
 @dataclass(frozen=True)
@@ -223,33 +221,25 @@ class LinkRequest(TypedDict):
 
 @dataclass
 class Job:
-    """A text or image for a model, a model to open, or a session of which a link is measured or a word exchanged.
+    """Work for the thread of `Jobs`.
 
-    text: "" for an image alone.  image: the bytes of its file, and its name.  measured: a session, and the link in it.
-    swapped: a session, the number of a token, and the word for its place.  opening: load the model and offer it.
-    progress: of the state, in a few words.
-    session: the id of the result.  error: why it failed.  asked: when its state was last requested.
+    work: does it, calling `go_on`.  model: which it loads.  size: bytes of the image that it waits with.
+    doing: for the message of an unexpected error.  progress: of the state, in a few words.
+    session, opened: the id of the session, or of the model, that it made.  error: why it failed.
+    asked: when its state was last requested.
     """
 
-    text: str = ""
+    work: Callable[[Job], None] | None
     model: OfferedModel | None = None
-    truncate: bool = False
-    image: tuple[bytes, str] | None = None
-    measured: tuple[str, LinkRequest] | None = None
-    swapped: tuple[str, int, str] | None = None
-    opening: bool = False
+    size: int = 0
+    doing: str = "reading"
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
+    opened: str | None = None
     error: str | None = None
     asked: float = field(default_factory=monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the image."""
-        image = self.image  # once: the thread drops it
-        return 0 if image is None else len(image[0])
 
     def go_on(self, state: State, progress: str) -> None:
         """Enter a state. Raises CancelledError if the job was cancelled."""
@@ -257,13 +247,17 @@ class Job:
             raise CancelledError
         self.state, self.progress = state, progress
 
+    def loaded(self, done: int, total: int) -> None:
+        """Say how many bytes of the model are loaded. Raises CancelledError."""
+        self.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
     def fail(self, error: str) -> None:
         """End with an error."""
         self.state, self.progress, self.error = "failed", "", error
 
 
 class Jobs:
-    """Jobs by id, "1", "2", …, and the thread that runs them; it starts with the first job, and again if it died.
+    """Jobs by id, "1", "2", …, and the thread that runs them; it starts with the first job.
 
     sessions: where results go.  models: which models there are.
     """
@@ -288,25 +282,26 @@ class Jobs:
         """
         if image is None and not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        return self._queued(Job(text, self._models.find(model, text), truncate, image))
+        offered, size = self._models.find(model, text), 0 if image is None else len(image[0])
+        return self._queued(Job(lambda job: self._read(job, text, offered, truncate, image), offered, size))
 
     def measure(self, session: str, link: LinkRequest) -> str:
         """Start measuring a link of a session, and return the job's id. Raises as `check_link`, and BusyError."""
         check_link(self._sessions.get(session), **link)
-        return self._queued(Job(measured=(session, link)))
+        return self._queued(Job(lambda job: self._measure(job, session, link), doing="measuring"))
 
     def open(self, where: str) -> str:
         """Start loading a model by its directory or hub id, and return the job's id. Raises as `ModelShelf.propose`."""
-        return self._queued(Job(model=self._models.propose(where), opening=True))
+        offered = self._models.propose(where)
+        return self._queued(Job(lambda job: self._open(job, offered), offered))
 
     def swap(self, session: str, token: int, word: str) -> str:
         """Start reading a session's text with another word. Raises as `swapped_text`, and BusyError."""
         swapped_text(self._sessions.get(session), token, word)
-        return self._queued(Job(swapped=(session, token, word)))
+        return self._queued(Job(lambda job: self._swap(job, session, token, word)))
 
     def _queued(self, job: Job) -> str:
         with self._lock:
-            self._bury()
             waiting = [one for one in self._jobs.values() if one.state not in ENDED]
             for one in waiting:
                 if monotonic() - one.asked > UNASKED_SECONDS:
@@ -321,23 +316,14 @@ class Jobs:
             for other in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
                 del self._jobs[other]
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, args=(self._queue,), name="regard jobs", daemon=True)
+                self._worker = threading.Thread(target=self._work, name="regard jobs", daemon=True)
                 self._worker.start()
             self._queue.put(job)
         return name
 
-    def _bury(self) -> None:
-        """If the thread has died, fail its jobs; the next job starts another one."""
-        if self._worker is not None and not self._worker.is_alive():
-            self._worker, self._queue = None, SimpleQueue()
-            for job in self._jobs.values():
-                if job.state not in ENDED:
-                    job.fail("the thread that reads has ended unexpectedly: try it again")
-
     def get(self, name: str) -> Job:
         """A job by its id. Raises LookupError if there is none."""
         with self._lock:
-            self._bury()
             if name in self._jobs:
                 self._jobs[name].asked = monotonic()
                 return self._jobs[name]
@@ -359,28 +345,26 @@ class Jobs:
             self._queue.put(None)
             worker.join(seconds)
 
-    def _work(self, queue: SimpleQueue[Job | None]) -> None:
-        while (job := queue.get()) is not None:
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
             try:
-                if job.measured is not None:
-                    self._measure(job, *job.measured)
-                elif job.opening:
-                    self._open(job)
-                elif job.swapped is not None:
-                    self._swap(job, *job.swapped)
-                else:
-                    self._read(job)
-            except CancelledError:
-                job.state, job.progress = "cancelled", ""
-            except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
-                message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-                if job.model is not None and Path(job.model.where).is_absolute():  # a folder of this machine
-                    message = message.replace(job.model.where, job.model.name)
-                job.fail(without_folders(message))
+                self._run(job)
             except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
-                job.fail(f"{'reading' if job.measured is None else 'measuring'} failed: {report(error)}")
-            job.text, job.image = "", None  # jobs are remembered; texts and images may be large
+                job.fail(f"{job.doing} failed: {report(error)}")
+            job.work, job.size = None, 0  # jobs are remembered; texts and images may be large
             del job
+
+    def _run(self, job: Job) -> None:
+        try:
+            assert job.work is not None
+            job.work(job)
+        except CancelledError:
+            job.state, job.progress = "cancelled", ""
+        except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # messages for users
+            message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            if job.model is not None and Path(job.model.where).is_absolute():  # a folder of this machine
+                message = message.replace(job.model.where, job.model.name)
+            job.fail(without_folders(message))
 
     def _measure(self, job: Job, name: str, link: LinkRequest) -> None:
         job.go_on("measuring", "")
@@ -398,15 +382,10 @@ class Jobs:
                 job.go_on("measuring", f"{done[0]} / {done[1]}")
         job.session, job.state, job.progress = name, "done", ""
 
-    def _open(self, job: Job) -> None:
-        assert job.model is not None
-        job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(job.model.where)) else "downloading")
-
-        def loaded(done: int, total: int) -> None:
-            job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
-
-        with self._models.using(job.model, loaded):
-            job.model = self._models.add(job.model)
+    def _open(self, job: Job, model: OfferedModel) -> None:
+        job.go_on("loading", "loading" if os.path.isdir(os.path.expanduser(model.where)) else "downloading")
+        with self._models.using(model, job.loaded):
+            job.opened = self._models.add(model).id
         job.state, job.progress = "done", ""
 
     def _swap(self, job: Job, name: str, token: int, word: str) -> None:
@@ -416,28 +395,26 @@ class Jobs:
             changed = swap_word(session, token, word)
         self._keep(job, changed)
 
-    def _read(self, job: Job) -> None:
-        assert job.model is not None
+    def _read(
+        self, job: Job, text: str, offered: OfferedModel, truncate: bool, image: tuple[bytes, str] | None
+    ) -> None:
         job.go_on("loading", "loading")
-
-        def loaded(done: int, total: int) -> None:
-            job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
         def tell(stage: str) -> None:
             job.go_on("reading", stage)
 
-        with self._models.using(job.model, loaded) as model, _stoppable(job, "reading", "layer {}"):
-            if job.image is None:
-                session = look_at(job.text, model, truncate=job.truncate, progress=tell)
+        with self._models.using(offered, job.loaded) as model, _stoppable(job, "reading", "layer {}"):
+            if image is None:
+                session = look_at(text, model, truncate=truncate, progress=tell)
             elif not has_vision(model):
-                raise ValueError(no_images(job.model))
+                raise ValueError(no_images(offered))
             else:
-                data, name = job.image
+                data, name = image
                 try:
-                    image = OpenedImage(open_image(data).image, name)
+                    opened = OpenedImage(open_image(data).image, name)
                 except ValueError as error:
                     raise ValueError(str(error).replace("the data", repr(name), 1)) from None
-                session = look_at_image(image, model, text=job.text or None, progress=tell)
+                session = look_at_image(opened, model, text=text or None, progress=tell)
         self._keep(job, session)
 
     def _keep(self, job: Job, session: Session) -> None:

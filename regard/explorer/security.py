@@ -110,17 +110,12 @@ class RefusedError(Exception):
 class Gate:
     """ASGI middleware that checks Host, Origin, token and the size and speed of bodies.
 
-    Args:
-        app: the next one.
-        port: which Host and Origin must name; 80 may be left out.
-        token: which a request must carry: as `Authorization: Bearer …`, as `/?token=…`, which sets a cookie, or as
-            that cookie.
-        limits: path → largest body in bytes.
-        small: largest body of other paths.
+    port: which Host and Origin must name; 80 may be left out.  limits: path → largest body in bytes; else 4,096.
+    token: which a request must carry: as `Authorization: Bearer …`, as `/?token=…`, which sets a cookie, or as that.
     """
 
-    def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int], small: int = 4096) -> None:
-        self.app, self.token, self.limits, self.small = app, token.encode(), limits, small
+    def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int]) -> None:
+        self.app, self.token, self.limits = app, token.encode(), limits
         self.hosts = {f"{host}:{port}" for host in LOOPBACK} | (set(LOOPBACK) if port == 80 else set())
         self.cookie = f"regard-{port}"  # a browser keeps one jar for all ports of a host
         self.in_flight = 0
@@ -137,7 +132,7 @@ class Gate:
         for key, value in scope["headers"]:
             name, text = key.decode("latin-1").lower(), value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
-        most = self.limits.get(scope["path"], self.small)
+        most = self.limits.get(scope["path"], 4096)
         query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a position
         in_address = parse_qs(query).get("token", [])
         try:

@@ -19,22 +19,7 @@ from regard.explorer.jobs import BusyError, Jobs, LinkRequest, ModelShelf, Sessi
 from regard.explorer.security import Gate, error_language, without_folders
 from regard.lens.measures.weights import ComputedWeights
 from regard.locale import Lang, translate_error
-from regard.session.protocol import (
-    ChangesAnswer,
-    EffectsAnswer,
-    HeadAnswer,
-    LinkHeadsAnswer,
-    LinksAnswer,
-    OverviewAnswer,
-    PredictionsAnswer,
-    RankedAnswer,
-    RowAnswer,
-    StepsAnswer,
-    ThumbnailsAnswer,
-    TileAnswer,
-    TokenRowsAnswer,
-    TokensAnswer,
-)
+from regard.session import protocol
 from regard.session.session import Session, open_file, writes_answers
 
 try:
@@ -322,53 +307,53 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         }
 
     @server.get("/api/session/{session}/overview")
-    def ask_overview(session: str, lang: Lang = "en") -> OverviewAnswer:
+    def ask_overview(session: str, lang: Lang = "en") -> protocol.OverviewAnswer:
         """All heads at a glance."""
         return state.answer(session, answers.overview, lang)
 
     @server.get("/api/session/{session}/tokens")
-    def ask_tokens(session: str, start: Count = 0, stop: Count | None = None) -> TokensAnswer:
+    def ask_tokens(session: str, start: Count = 0, stop: Count | None = None) -> protocol.TokensAnswer:
         """The labels of a range of tokens."""
         return state.answer(session, answers.tokens, start, stop)
 
     @server.get("/api/session/{session}/head")
-    def ask_head(session: str, layer: Count, head: Count, lang: Lang = "en") -> HeadAnswer:
+    def ask_head(session: str, layer: Count, head: Count, lang: Lang = "en") -> protocol.HeadAnswer:
         """The card of a head."""
         return state.answer(session, answers.head, layer, head, lang)
 
     @server.get("/api/session/{session}/links")
     def ask_links(
         session: str, layer: Count, head: Count, many: Annotated[int, Query(ge=1, le=64)] = 12
-    ) -> LinksAnswer:
+    ) -> protocol.LinksAnswer:
         """The strongest links of a head."""
         return state.answer(session, answers.links, layer, head, many)
 
     @server.get("/api/session/{session}/ranked")
-    def ask_ranked(session: str, count: Annotated[int, Query(ge=1, le=64)] = 8) -> RankedAnswer:
+    def ask_ranked(session: str, count: Annotated[int, Query(ge=1, le=64)] = 8) -> protocol.RankedAnswer:
         """The strongest links of the session across all heads."""
         return state.answer(session, answers.ranked, count)
 
     @server.get("/api/session/{session}/thumbnails")
-    def ask_thumbnails(session: str) -> ThumbnailsAnswer:
+    def ask_thumbnails(session: str) -> protocol.ThumbnailsAnswer:
         """Small maps of all heads."""
         return state.answer(session, answers.thumbnails)
 
     @server.get("/api/session/{session}/rows_of_token")
     def ask_rows_of_token(
         session: str, token: Count, layer: Count = 0, width: Annotated[int, Query(ge=1, le=1024)] = 64
-    ) -> TokenRowsAnswer:
+    ) -> protocol.TokenRowsAnswer:
         """One query's row in every head."""
         return state.answer(session, answers.rows_of_token, token, layer, width)
 
     @server.get("/api/session/{session}/link_in_heads")
-    def ask_link_in_heads(session: str, token: Count, key: Count, layer: Count = 0) -> LinkHeadsAnswer:
+    def ask_link_in_heads(session: str, token: Count, key: Count, layer: Count = 0) -> protocol.LinkHeadsAnswer:
         """The weight of one link in every head, and its effects where they were measured."""
         return state.answer(session, answers.link_in_heads, token, key, layer)
 
     @server.get("/api/session/{session}/row")
     def ask_row(
         session: str, layer: Count, head: Count, token: Count, start: Count = 0, stop: Count | None = None
-    ) -> RowAnswer:
+    ) -> protocol.RowAnswer:
         """The exact weights of one query."""
         return state.answer(session, answers.row, layer, head, token, start, stop)
 
@@ -380,31 +365,31 @@ def _add_questions(server: FastAPI, state: ServerState) -> None:
         rows: SpanText,
         cols: SpanText,
         size: Annotated[int, Query(ge=1, le=256)] = 128,
-    ) -> TileAnswer:
+    ) -> protocol.TileAnswer:
         """A part of the map."""
         (a, b), (c, d) = (map(int, span.split(",")) for span in (rows, cols))
         return state.answer(session, answers.tile, layer, head, (a, b), (c, d), size)
 
     @server.get("/api/session/{session}/steps")
-    def ask_steps(session: str, layer: Count, head: Count, token: Count, key: Count) -> StepsAnswer:
+    def ask_steps(session: str, layer: Count, head: Count, token: Count, key: Count) -> protocol.StepsAnswer:
         """The steps of one query with their numbers."""
         with state.running(session):
             return state.answer(session, answers.steps, layer, head, token, key)
 
     @server.get("/api/session/{session}/predictions")
-    def ask_predictions(session: str, without: HeadsText = "") -> PredictionsAnswer:
+    def ask_predictions(session: str, without: HeadsText = "") -> protocol.PredictionsAnswer:
         """What the model predicts, with some heads switched off if asked."""
         heads = [[int(n) for n in place.split(".")] for place in without.split(",") if place]
         with state.running(session):
             return state.answer(session, answers.predictions, heads)
 
     @server.get("/api/session/{session}/changes")
-    def ask_changes(session: str, other: str, count: Annotated[int, Query(ge=1, le=64)] = 12) -> ChangesAnswer:
+    def ask_changes(session: str, other: str, count: Annotated[int, Query(ge=1, le=64)] = 12) -> protocol.ChangesAnswer:
         """The heads that changed most from this session to another one of the same model."""
         return state.answer(session, answers.changes, state.sessions.get(other), count)
 
     @server.get("/api/session/{session}/effects")
-    def ask_effects(session: str, token: Count, key: Count) -> EffectsAnswer:
+    def ask_effects(session: str, token: Count, key: Count) -> protocol.EffectsAnswer:
         """What was measured of a link so far."""
         return state.answer(session, answers.effects, token, key)
 
@@ -511,8 +496,8 @@ def _add_jobs(server: FastAPI, state: ServerState) -> None:
             "session": status.session,
             "error": status.error and translate_error(status.error, error_language(request.scope)),
         }
-        if status.opening and status.state == "done" and status.model is not None:
-            line["model"] = status.model.id
+        if status.opened is not None:
+            line["model"] = status.opened
         return line
 
     @server.delete("/api/job/{job}")

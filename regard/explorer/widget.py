@@ -19,12 +19,11 @@ from html import escape
 from typing import Any
 
 from regard.explorer import answers
-from regard.explorer.answers import checked_language
 from regard.explorer.export import SHORT, bundle, catalogues, html, modules, styles
 from regard.lens.capture import Capture
-from regard.locale import Lang
+from regard.locale import Lang, check_lang
+from regard.session.effects import swap_word
 from regard.session.session import Session, session_of
-from regard.session.swaps import swap_word
 
 HEIGHT = 820  # pixels
 INSTALL = "pip install 'regard[notebook]'"
@@ -79,7 +78,8 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = HEIGHT) ->
     if height < 200:
         raise ValueError(f"height must be at least 200 pixels, got {height}")
     sessions = [what if isinstance(what, Session) else session_of(what)]
-    widget = _widget()(lang=checked_language(lang), height=height)
+    check_lang(lang)
+    widget = _widget()(lang=lang, height=height)
     widget.on_msg(lambda sender, content, buffers: sender.send(answer(sessions, content)))
     return widget
 

@@ -24,7 +24,7 @@ from regard.lens.display import png
 from regard.lens.measures.weights import sources
 from regard.locale import Lang, catalogue, check_lang, translate
 from regard.viz import figures
-from regard.viz.overlay import Floats, box_heat, overlay, read_photograph
+from regard.viz.map import Floats, box_heat, overlay, read_photograph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,6 @@ def catalogue(lang: str, part: str = "") -> dict[str, str]:
 
 
 def _messages(lang: str, wanted: Callable[[str], bool]) -> dict[str, str]:
-    """The messages of a language's files with such names."""
     messages: dict[str, str] = {}
     if lang != "en":
         for file in (files(__name__) / lang).iterdir():
@@ -28,7 +27,7 @@ def _messages(lang: str, wanted: Callable[[str], bool]) -> dict[str, str]:
     return messages
 
 
-def check_lang(lang: Lang) -> None:
+def check_lang(lang: str) -> None:
     """Raise ValueError for a language other than "en" and "ko"."""
     if lang not in get_args(Lang):
         raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
@@ -49,8 +48,7 @@ def translate(text: str, lang: str = "en", /, **values: object) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
-PARTICLES = ("을/를", "이/가", "은/는", "와/과", "으로/로", "이나/나", "이어야/여야", "이라/라", "이라는/라는")
-"""Format specs of a field: the value is followed by the form that fits its last sound."""
+# A field, and a pair of particles such as 을/를: the value is followed by the one that fits its last sound.
 FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"", re.DOTALL)
 ITEM = r"(?:'[^']*'|\"[^\"]*\"|[^\s,]+)"

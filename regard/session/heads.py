@@ -24,7 +24,6 @@ from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, W
 from regard.lens.overlays import ImagePatches, received_from
 from regard.lens.patterns import Patterns, label, label_rest, measure
 from regard.lens.view import View
-from regard.masks.mask import Rule
 from regard.masks.tiles import cell_edges
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class ComputedHead:
     """Exact weights of one head from q, k and lse: e^(score − lse)."""
 
     def __init__(self, weights: ComputedWeights, head: int, batch: int = 0) -> None:
-        self.call, self.head, self.batch = weights.call, head, batch
+        self.weights, self.call, self.head, self.batch = weights, weights.call, head, batch
         self.sizes: Span = (self.call.sizes[2], self.call.sizes[3])
         group = self.call.sizes[1] // self.call.k.shape[1]
         self.q, self.k = self.call.q[batch, head], self.call.k[batch, head // group]  # (Nq, D), (Nk, D)
@@ -145,24 +144,11 @@ class ComputedHead:
 
     def scores(self, scaled: Tensor, rows: Part, cols: Part) -> Tensor:
         """The softmax's input from scaled products, which are written over: capped, biased, −∞ where masked."""
-        call, (nq, nk) = self.call, self.sizes
-        with as_they_are(call.device):
-            i = torch.arange(nq, device=call.device)[rows].view(-1, 1)
-            j = torch.arange(nk, device=call.device)[cols].view(1, -1)
-            b, h = (torch.full((1, 1, 1, 1), n, device=call.device) for n in (self.batch, self.head))
-
-            def cells(rule: Rule) -> Tensor:
-                values: Tensor = rule.bind(nq, nk, call.device, self.lse.dtype)(b, h, i, j)
-                return values.reshape(values.shape[-2:])
-
-            s = scaled
-            if call.softcap is not None:
-                s = s.div_(call.softcap).tanh_().mul_(call.softcap)
-            if call.bias is not None:
-                s = s + cells(call.bias)
-            if call.mask is not None:
-                s = s.masked_fill(~cells(call.mask), -inf)
-            return s
+        device, (nq, nk) = self.call.device, self.sizes
+        with as_they_are(device):
+            i, j = torch.arange(nq, device=device)[rows], torch.arange(nk, device=device)[cols]
+            b, h = (torch.full((1, 1, 1, 1), n, device=device) for n in (self.batch, self.head))
+            return self.weights._finish(scaled[None, None], (b, h, i.view(-1, 1), j.view(1, -1)))[0, 0]
 
 
 class StoredHead:
@@ -479,7 +465,6 @@ def thumbnails_of(layer: Layer) -> Thumbnails | None:
 
 
 def _summed(values: Tensor, edges: list[int], axis: int) -> Tensor:
-    """Sums of the parts between edges along an axis."""
     parts = torch.tensor(edges).diff()
     sums = values.new_zeros(*values.shape[:axis], len(parts), *values.shape[axis + 1 :])
     return sums.index_add_(axis, torch.arange(len(parts)).repeat_interleave(parts), values)

@@ -60,13 +60,8 @@ def strongest(
 ) -> list[RankedLink]:
     """The strongest links, each pair of words once, in the head where it ranks highest.
 
-    Args:
-        session: for its tokens.
-        layers: of the session, if they have no `obstacle`.
-        count: the most links to return.
-        head: rank this head only.
-        queries: positions of the queries; default all.
-        every: rank all tokens except a token's own position, by weight alone, each pair of tokens once.
+    layers: of the session, if they have no `obstacle`.  head: rank this head only.  queries: positions; default all.
+    every: rank all tokens except a token's own position, by weight alone, each pair of tokens once.
     """
     words = None if every else _words(session)
     number = torch.arange(len(session.tokens)) if words is None else words[1]  # (N,)

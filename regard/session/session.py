@@ -352,8 +352,6 @@ def read_ids(model: Model, ids: Tensor) -> ModelOutput:
 
 
 def _in_eval_mode(model: Model, read: Callable[[], object]) -> Callable[[], object]:
-    """`read` without dropout and without gradients."""
-
     def again() -> object:
         with torch.no_grad(), eval_mode(model):
             return read()
@@ -492,7 +490,6 @@ def _image_inputs(model: Model, image: OpenedImage, text: str | None) -> ImageIn
 def _caption_inputs(
     model: Captioner, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None
 ) -> ImageInputs:
-    """An image and its caption, given or generated."""
     if text is None:
         written = model.caption(image, max_new_tokens=_new_tokens(model.decoder.embed.max_positions, 1))
         text = str(written.text).strip()

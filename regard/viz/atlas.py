@@ -154,8 +154,6 @@ def atlas(
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The arguments of an atlas, checked."""
-
     values: Array  # (L, H)
     there: Array  # (L, H) booleans: which heads exist
     names: tuple[str, ...] | None  # of the layers
@@ -165,12 +163,10 @@ class _Grid:
 
     @property
     def name(self) -> str:
-        """Of the measure."""
         return catalogue(self.lang).get(self.measure.name, self.measure.name)
 
     @property
     def unit(self) -> str:
-        """Of the measure; "" for none."""
         if self.measure.unit is not None:
             return self.measure.unit
         return translate(UNITS[self.measure.name], self.lang) if self.measure.name in UNITS else ""
@@ -249,7 +245,6 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _shared(paths: list[list[str]], most: int) -> int:
-    """How many parts at the start all paths share."""
     return next((n for n in range(most) if len({path[n] for path in paths}) > 1), most)
 
 

@@ -27,8 +27,7 @@ from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.op import STEP_NAMES, Steps, pick
 from regard.viz.atlas import Quantity, atlas, atlas_html
 from regard.viz.colors import Array, Key, Scale, Theme, legend, rgb
-from regard.viz.map import Axis, map_with_marginals
-from regard.viz.overlay import overlay
+from regard.viz.map import Axis, map_with_marginals, overlay
 from regard.viz.sheet import (
     DPI,
     Labels,

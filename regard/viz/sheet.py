@@ -332,8 +332,6 @@ class Sheet:
 
     def cells(self, x: float, y: float, inches: Pair, cells: Array, reach: Pair, gap: float) -> Axes:
         """Draw (R, C, 3) colours in a frame that shows the first `reach` rows and columns."""
-        from matplotlib.patches import Rectangle
-
         axes = self.canvas(x, y, inches)
         rows, cols = cells.shape[:2]
         if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
@@ -341,9 +339,15 @@ class Sheet:
         else:
             axes.imshow(cells, extent=(0, cols, rows, 0), aspect="auto", interpolation="nearest", origin="upper")
         axes.set(xlim=(0, reach[1]), ylim=(reach[0], 0))
-        frame = Rectangle((0, 0), reach[1], reach[0], fill=False, edgecolor=self.theme.line, lw=0.8, clip_on=False)
-        axes.add_patch(frame)
+        self.frame(axes)
         return axes
+
+    def frame(self, axes: Axes) -> None:
+        """Draw a thin line around axes."""
+        from matplotlib.patches import Rectangle
+
+        looks: dict[str, Any] = {"fill": False, "edgecolor": self.theme.line, "lw": 0.8, "clip_on": False}
+        axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, **looks))
 
     def panel(self, x: float, y: float, panel: Panel, size: float) -> None:
         """Draw a map and the numbers in its cells, these in a size given in points."""

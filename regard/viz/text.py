@@ -191,8 +191,6 @@ def text_heat_html(
 
 @dataclass(frozen=True, eq=False)
 class _TextRow:
-    """The words and their weights."""
-
     pieces: list[TextPiece]
     weights: Array  # (N,)
     query: int | None
@@ -202,7 +200,6 @@ class _TextRow:
 
     @property
     def high(self) -> float:
-        """The largest weight that the colours range over."""
         return float((self.weights if self.sink else self.weights[1:]).max())
 
     def ranked(self) -> list[int]:
@@ -316,7 +313,6 @@ def _width(text: str, size: float) -> float:
 
 
 def _fitted(row: _TextRow, strongest: int) -> _TextLayout:
-    """As much as fits a page."""
     numbers = {n: f"{row.weights[n]:.2g}" for n in row.ranked()[:strongest]}
     for runs, breaks in _choices(row):
         # Of a short text seven inches, of a long one such that the page is wider than high.
@@ -457,7 +453,6 @@ def links(
 
 
 def _indices(name: str, values: Array, count: int) -> Array:
-    """Whole numbers (M,) among `count` tokens."""
     bad = [value for value in values.tolist() if value not in range(count)]
     if bad:
         hint = "; −1 marks what View.top did not find: leave those links out" if -1 in bad else ""

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib import import_module
 
 import pytest
@@ -16,7 +17,6 @@ from regard.growth import (
     WAYS,
     GrowthSizes,
     Measured,
-    as_dicts,
     growth,
     lengths_up_to,
     measure,
@@ -256,7 +256,7 @@ def test_what_was_skipped_is_said_with_its_reason(lang, skipped):
     text = measured_text((5,), results, lang)
     assert text.count(skipped) == 8
     assert text.count("n = 5: too long") == 4
-    assert as_dicts(results)[0] == {"way": "full", "n": 5, "seconds": None, "bytes": None, "reason": "too long"}
+    assert asdict(results[0]) == {"way": "full", "n": 5, "seconds": None, "bytes": None, "reason": "too long"}
 
 
 @pytest.mark.parametrize("limits", [{"seconds": 0.0}, {"fraction": 0.0}, {"fraction": 1.5}])

@@ -25,7 +25,7 @@ from regard.cli.look_image import print_patches, print_strongest
 from regard.cli.outputs import Terminal
 from regard.locale import translate
 from regard.models.loading import load
-from regard.session.sentences import WARNING
+from regard.session.labels import WARNING
 from regard.session.session import Session, look_at_image, open_file
 
 KEYS = {
@@ -393,7 +393,7 @@ def test_options_of_pictures_are_refused_for_texts(fail, option):
 
 
 def test_session_without_an_image_is_refused(session):
-    with pytest.raises(LookupError, match="session"):
+    with pytest.raises(LookupError, match="no attention"):
         look_image.show_image(Session("empty", type(session.capture)(), ()), LookOptions(), None)
 
 

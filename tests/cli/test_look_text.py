@@ -21,7 +21,7 @@ from regard.cli.commands import LookOptions
 from regard.cli.look import print_sections
 from regard.cli.outputs import Terminal, print_atlas
 from regard.lens.patterns import NAMES
-from regard.session.sentences import WARNING
+from regard.session.labels import WARNING
 from regard.session.session import open_file
 from regard.tables import width
 

@@ -24,8 +24,8 @@ from regard.explorer.answers import layouts_of
 from regard.explorer.export import bundle, modules, page_data
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load
+from regard.session.labels import token_label
 from regard.session.protocol import LayoutJSON
-from regard.session.sentences import token_label
 from regard.session.session import Session, look_at_image, open_file, session_of, show_image
 
 HIGH, WIDE = 37, 53

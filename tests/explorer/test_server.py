@@ -728,8 +728,7 @@ def test_tokenizer_that_panics_in_rust_fails_its_job_alone(session, model, tmp_p
         assert wait(client, look(client, model="1"))["state"] == "done"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_jobs_of_a_thread_that_died_fail_and_the_next_is_done_by_a_new_one(fresh, monkeypatch, slow):
+def test_jobs_whose_error_cannot_be_said_fail_and_the_next_is_done(fresh, monkeypatch, slow):
     class SilentError(Exception):
         def __str__(self) -> str:
             raise MemoryError
@@ -899,7 +898,7 @@ def test_jobs_that_ended_long_ago_are_forgotten(session, monkeypatch):
         while made.get(names[-1]).state not in jobs.ENDED:
             time.sleep(0.001)
     made.close()
-    assert made.get(names[-1]).text == "", "a text may be large"
+    assert made.get(names[-1]).work is None, "it may hold a large text"
     with pytest.raises(LookupError, match="'1'"):
         made.get("1")
 

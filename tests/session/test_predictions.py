@@ -20,7 +20,7 @@ from regard.explorer import answers
 from regard.explorer.export import page_data
 from regard.explorer.widget import answer
 from regard.models.loading import load
-from regard.session.predictions import TEMPERATURES, predict
+from regard.session.effects import TEMPERATURES, predict
 from regard.session.session import Session, look_at, look_at_image, session_of
 from regard.training.tokenizers import byte_tokenizer
 

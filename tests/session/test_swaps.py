@@ -20,9 +20,9 @@ from regard.explorer.jobs import ModelShelf
 from regard.explorer.widget import answer
 from regard.models.loading import load
 from regard.models.model import Model
-from regard.session import swaps
+from regard.session import effects
+from regard.session.effects import align, changed_heads, swap_word, swapped_text
 from regard.session.session import Session, look_at, look_at_image, session_of
-from regard.session.swaps import align, changed_heads, swap_word, swapped_text
 
 TEXT = "The animal did not cross the street because it was too tired."
 
@@ -107,7 +107,7 @@ def by_hand(a: Tensor, b: Tensor, groups: list[tuple[list[int], list[int]]]) -> 
     ("word", "middle"), [("cat", ([2], [2])), ("kettle", ([2], [2, 3, 4, 5, 6, 7])), ("the", ([2], [2]))]
 )
 def test_heads_are_ranked_by_what_moved(directory, session, monkeypatch, word, middle, at_once):
-    monkeypatch.setattr(swaps, "AT_ONCE", at_once)
+    monkeypatch.setattr(effects, "AT_ONCE", at_once)
     other = swap_word(session, 2, word)
     more = len(other.tokens) - len(session.tokens)
     assert more == len(middle[1]) - 1
@@ -148,7 +148,7 @@ def test_link_that_changed_most_is_between_words_and_has_both_weights(directory,
 def test_rows_of_a_long_text_are_sampled(session, monkeypatch):
     other = swap_word(session, 2, "cat")
     whole = {change[:2]: change.moved for change in changed_heads(session, other)[0]}
-    monkeypatch.setattr(swaps, "FIRST_LOOK", 2 * 5 * len(session.tokens) ** 2 // 3)
+    monkeypatch.setattr(effects, "FIRST_LOOK", 2 * 5 * len(session.tokens) ** 2 // 3)
     some, complete = changed_heads(session, other)
     assert not complete
     assert {change[:2] for change in some} == set(whole)

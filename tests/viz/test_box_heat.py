@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from regard.viz import overlay
-from regard.viz.overlay import box_heat
+from regard.viz import map as maps
+from regard.viz.map import box_heat
 
 NAN = float("nan")
 
@@ -49,5 +49,5 @@ def test_a_large_picture_is_painted_in_strips_that_join(monkeypatch):
              for left, right in zip(edges[1], edges[1][1:], strict=False)]  # fmt: skip
     numbers = rng.random(len(boxes))
     whole = heat(boxes, numbers, (17, 13))
-    monkeypatch.setattr(overlay, "CELLS", 13 * 3)
+    monkeypatch.setattr(maps, "CELLS", 13 * 3)
     np.testing.assert_allclose(heat(boxes, numbers, (17, 13)), whole, rtol=1e-6)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.viz.overlay import read_photograph, shrink
+from regard.viz.map import read_photograph, shrink
 
 COLOURS = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[0, 0, 0], [255, 255, 255], [51, 51, 51]]], np.uint8)
 GREY = np.array([[0.299, 0.587, 0.114], [0, 1, 0.2]])
