@@ -11,11 +11,14 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from types import FrameType
 from typing import Any, TextIO, get_args
 
 from regard.locale import Lang, translate_error
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     code = 0
     try:
-        with _warnings_in(lang):
+        with _stoppable_imports(), _warnings_in(lang):
             code = _answer(typed, lang)
         sys.stdout.flush()  # here, where a closed pipe and an error can still be distinguished
         return code
@@ -166,6 +169,28 @@ def _usage_message(error: object, typed: Sequence[str]) -> str:
     if "unexpected extra argument" in text and names & SPACED:
         text += "; put a text with spaces in quotes"
     return f"{text}; see '{path} --help'"
+
+
+@contextmanager
+def _stoppable_imports() -> Iterator[None]:
+    """Let Ctrl-C end the process while it imports: extension modules swallow a KeyboardInterrupt, or break by it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                os._exit(INTERRUPTED)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

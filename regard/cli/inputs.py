@@ -281,8 +281,9 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
         raise texts_only
     there = [task for task in tasks if task in family.tasks]
     if not there:
+        wanted = " or ".join(filter(None, [", ".join(tasks[:-1]), tasks[-1]]))
         raise ValueError(
-            f"{command} needs a model with the task {' or '.join(tasks)}; {family.title} has {', '.join(family.tasks)}"
+            f"{command} needs a model with the task {wanted}; {family.title} has {', '.join(family.tasks)}"
         )
     task = own if own in there else there[0]
     try:

@@ -114,6 +114,8 @@ def look(options: LookOptions) -> None:
 
     # 4. Arrays.
     file = Path(what)
+    if file.suffix.lower() not in (*ARRAY_SUFFIXES, ".regard") and typed_options(options, OF_LOADING):
+        raise ValueError(f"{what!r} is no image that can be opened: {TAKES}")
     refuse(options, OF_LOADING, "for a text; this is a file")
     if file.suffix.lower() in ARRAY_SUFFIXES:
         refuse(options, OF_IMAGES, "for images; this is none")

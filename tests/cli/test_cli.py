@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -1350,3 +1351,33 @@ def test_captures_and_arrays_print_bold_titles_on_a_terminal_and_plain_ones_in_a
     terminal(80)
     main(command)
     assert capsys.readouterr().out.startswith("\x1b[1m")
+
+
+# What swallows Ctrl-C while it is imported, as extension modules do.
+STUBBORN = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+"""
+IMPORTING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import regard.cli
+regard.cli._answer = lambda typed, lang: __import__("stubborn") and 0
+sys.exit(regard.cli.main([]))
+"""
+
+
+def test_control_c_ends_a_process_that_imports(tmp_path):
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORTING], env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "importing\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(120) == 130
