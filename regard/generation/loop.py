@@ -24,6 +24,7 @@ from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.prompt_lookup import NGRAM, DraftReader
 from regard.generation.streaming import Decode, Reason, RowText, Stream
 from regard.models.family import GENERATION_TASKS
+from regard.op import observed, tell_beams
 from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def generate(
             lengths, ended = counts.tolist(), loop.is_eos(last).tolist()
         else:
             lengths, ended = loop.run(on_token)
+            tell_ends(lengths, loop.passes)
             ids, scores = loop.cut(lengths), None
     reasons: list[Reason] = ["eos" if yes else "length" for yes in ended]
     texts = None
@@ -166,6 +168,17 @@ def stream(
     """
     config = GenerationConfig.from_options(config, options)
     return Stream(TokenLoop(decoder, input_ids, attention_mask, config), decode)
+
+
+def tell_ends(lengths: Sequence[int], passes: int) -> None:
+    """Tell who watches after how many passes each row had ended: what the batch computes for it then belongs to nobody.
+
+    Args:
+        lengths: new tokens of each row.
+        passes: of the model.
+    """
+    if observed() and min(lengths) < passes:
+        tell_beams([[row] * n + [-1] * (passes - n) for row, n in enumerate(lengths)], passes)
 
 
 class TokenLoop:
@@ -253,6 +266,7 @@ class TokenLoop:
         """What a stream has generated, once all its rows have ended."""
         lengths, reasons = [row.length for row in rows], [row.reason for row in rows if row.reason is not None]
         texts = tuple(row.text for row in rows)
+        tell_ends(lengths, self.passes)
         return GeneratedTokens(self.cut(lengths), tuple(lengths), tuple(reasons), self.passes, texts=texts)
 
     def is_eos(self, tokens: Tensor) -> Tensor:
@@ -437,6 +451,8 @@ def continue_prompts(
         assert tokens.texts is not None
         scores = [None] * len(some) if tokens.scores is None else tokens.scores.tolist()
         rows = zip(some, tokens.texts, tokens.ids.cpu(), tokens.lengths, tokens.reasons, scores, strict=True)
+        if any(length > limits[n] for n, length in zip(some, tokens.lengths, strict=True)):
+            tell_ends([min(length, limits[n]) for n, length in zip(some, tokens.lengths, strict=True)], tokens.passes)
         for n, text, ids, length, reason, score in rows:
             if length > limits[n]:
                 length, reason = limits[n], "length"

@@ -1,4 +1,4 @@
-"""Beam search under `watch`: the rows are those of what was returned, as one pass over its tokens gives them."""
+"""Batches that end at different steps, and beams, under `watch`: the rows are as one pass over each text gives them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,20 @@ def assert_rows_of(views: list[Any], row: int, baseline: list[Tensor], truth: li
 # -------------------------------------------------------------------------------------------------- regard's own models
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "beams": {"max_new_tokens": 9, "num_beams": 3, "length_penalty": -0.3, "early_stopping": False},
+    "greedy": {"max_new_tokens": 9},
+    "sampled": {"max_new_tokens": 9, "temperature": 1.5, "seed": 3},
+    "to a length": {"max_length": 17, "eos_token_ids": ()},  # a shorter prompt has more room
+    "stop strings": {"max_new_tokens": 9, "stop_strings": ("a", "e")},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_returned_sequences_of_our_models_are_the_rows(family: str, tmp_path: Path) -> None:
+def test_returned_sequences_of_our_models_are_the_rows(family: str, way: str, tmp_path: Path) -> None:
     folder = FAMILIES[family](tmp_path / "model", generation={"eos_token_id": ENDS, "pad_token_id": 0})
-    model = load(folder)
-    options = {"max_new_tokens": 9, "num_beams": 3, "length_penalty": -0.3, "early_stopping": False}
+    model, options = load(folder), WAYS[way]
     unwatched = model.generate(PROMPTS, **options)
     with regard.watch(model, keep="qk") as seen:
         made = model.generate(PROMPTS, **options)
