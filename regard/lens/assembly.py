@@ -17,9 +17,10 @@ from torch.nn.functional import pad
 from regard.backends.call import Call
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
-from regard.lens.placement import UNPLACED
+from regard.lens.overlays import TokenPlacement
+from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.values import StoredValues
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.lens.view import PER_QUERY, View
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
 
@@ -391,7 +392,7 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
         weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if labelled else KeyTokens(),
-        placed=UNPLACED,
+        placed=TokenPlacement(),
         edited=any(v.edited for v in views),
         overview=any(v.overview for v in views),
         kept_values=StoredValues(read) if len(values) == len(views) else None,

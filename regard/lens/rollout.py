@@ -18,8 +18,7 @@ from torch import Tensor
 from regard.checks import index_among, part_of_axis
 from regard.layouts import Layout, Sides
 from regard.lens.measures.weights import Part
-from regard.lens.overlays import Overlay, Token, find_token, make_overlay
-from regard.lens.placement import HOW, TokenPlacement
+from regard.lens.overlays import HOW, Overlay, Token, TokenPlacement, find_token, make_overlay
 from regard.lens.values import Attribution
 from regard.lens.view import View
 from regard.locale import translate

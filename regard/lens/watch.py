@@ -25,12 +25,13 @@ from regard.lens.edit_records import EditNotes
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.placement import read_layouts
+from regard.lens.overlays import read_layouts
+from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.lens.values import ATTENTION, StoredValues, find_projection
-from regard.lens.view import KeyTokens, KnownVisibility, View
+from regard.lens.view import View
 from regard.lens.visibility import MaskSummary, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 

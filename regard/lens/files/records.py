@@ -35,8 +35,9 @@ from regard.lens.files.container import (
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.values import OutputProjection, StoredValues
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
+from regard.lens.view import PER_QUERY, Record, View
 from regard.lens.visibility import BiasKind, Side, dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
