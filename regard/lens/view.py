@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regard.lens.assembly import StepLink
-    from regard.lens.facts import Facts
-    from regard.lens.visibility import MaskSummary
+    from regard.lens.visibility import Facts, MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 BY_TOKEN = ("delimiter", "same token", "induction")

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.lens import facts
 from regard.lens.assembly import CallStore, RunTracker, StepLink, copied, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
@@ -32,7 +31,7 @@ from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.lens.values import ATTENTION, StoredValues, find_projection
 from regard.lens.view import View
-from regard.lens.visibility import MaskSummary, summarise_mask
+from regard.lens.visibility import MaskSummary, RowCount, read_facts, read_weight_facts, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
 NO_REASON = (
@@ -396,7 +395,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         measured["lse"] = lse.to(raised.wide)
         if taken is not None:  # these two are of the scores themselves
             measured |= {name: measured[name] + taken for name in ("lse", "max_logit") if name in measured}
-        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, summary=summary)
+        record.facts = read_facts(call, observed.output, measured["lse"], kind=observed.kind, summary=summary)
         weights = ComputedWeights(raised, lse)
         place = KnownVisibility(summary.visible, summary.padding, summary.offset)
     elif observed.weights is not None or observed.scores is not None:
@@ -407,9 +406,9 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
         measured, engine = engines.measure_given(weights, replace(options.measures, names=names)), "torch"
-        record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
+        record.facts = read_weight_facts(scores, softmax, kind=observed.kind)
         if observed.edited:
-            empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
+            empty = record.facts.empty_rows if scores is not None else RowCount()  # a weight of 0 may be an edit
             record.facts = replace(record.facts, edited=True, empty_rows=empty)
         place = KnownVisibility(None, record.facts.padding, record.facts.offset)
     else:

@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 def outline_of(mask: masks.Mask | None, nq: int, nk: int) -> tuple[Outline, Tensor]:
     """The outline of a mask whose cells are given one by one, and its padding."""
     cells = torch.ones(nq, nk, dtype=torch.bool) if mask is None else mask.dense(nq, nk)
-    traced = trace(survey(masks.dense(cells), None, -inf, nq, nk, CPU))
-    return traced.outline(nq, nk), traced.padding
+    numbers, padding = trace(survey(masks.dense(cells), None, -inf, nq, nk, CPU))
+    return Outline(*numbers.tolist(), nq, nk), padding
 
 
 def padded(lengths: list[int], n: int, side: str) -> Tensor:

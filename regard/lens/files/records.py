@@ -18,7 +18,6 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.lens.assembly import StepLink
-from regard.lens.facts import Causality, Facts, RowCount
 from regard.lens.files.container import (
     LARGEST,
     REFERENCE,
@@ -38,7 +37,7 @@ from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.values import OutputProjection, StoredValues
 from regard.lens.view import PER_QUERY, Record, View
-from regard.lens.visibility import BiasKind, Side, dense_cells
+from regard.lens.visibility import BiasKind, Causality, Facts, RowCount, Side, dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.mask import Rule, indices

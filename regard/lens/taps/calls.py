@@ -167,31 +167,28 @@ def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return visible if some_hidden else None, added if some_added else None
 
 
-def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
-    """Whether heads of one query stand in q (B, H, Nq, D) as if they were queries of one head.
+def unpacked(
+    callers: Sequence[Caller], q: Tensor, k: Tensor, cells: Tensor | None, output: Tensor, lse: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """q, mask, output and lse of a call of SDPA as (B, H, 1, …), if heads of one query stand in q as queries of a head.
 
     From 5.23 on, transformers gives SDPA a step of a generation as (B, Hkv, H / Hkv, D), so that the keys that heads
     share are not repeated. It is known by the module, which is given one position and says how many heads share keys.
     """
-    return q.ndim == k.ndim == 4 and any(
+    packed = q.ndim == k.ndim == 4 and any(
         1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
         and q.shape[1] == k.shape[1]
         and caller.input_shape[:2] == (q.shape[0], 1)
         for caller in callers
     )
-
-
-def unpack_heads(x: Tensor) -> Tensor:
-    """(B, Hkv, heads of one query, …) → (B, H, 1, …)."""
-    return x.flatten(1, 2).unsqueeze(2)
-
-
-def unpack_cells(cells: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask of a call whose q has packed heads, for the heads unpacked."""
-    cells = None if cells is None else dense_cells(four_axes(cells))
-    if cells is None or cells.shape[1:3].numel() == 1:
-        return cells  # all heads have one mask
-    return unpack_heads(cells.expand(-1, *q.shape[1:3], -1))
+    if not packed:
+        return q, cells, output, lse
+    if cells is not None:
+        cells = dense_cells(four_axes(cells))
+        if cells.shape[1:3].numel() > 1:  # not one mask for all heads
+            cells = cells.expand(-1, *q.shape[1:3], -1).flatten(1, 2).unsqueeze(2)
+    q, output = (x.flatten(1, 2).unsqueeze(2) for x in (q, output))
+    return q, cells, output, None if lse is None else lse.flatten(1, 2).unsqueeze(2)
 
 
 def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:

@@ -33,11 +33,9 @@ from regard.lens.taps.calls import (
     deliver,
     detached,
     find_callers,
-    has_packed_heads,
     read_call,
     remove_watch,
-    unpack_cells,
-    unpack_heads,
+    unpacked,
     without_frames,
 )
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
@@ -101,9 +99,7 @@ class FusedTap:
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
         order = causal() if self.name == FLASH else causal(offset=0)
-        if has_packed_heads(callers, q, k):
-            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
-            lse = None if lse is None else unpack_heads(lse)
+        q, cells, output, lse = unpacked(callers, q, k, cells, output, lse)
         mask = order if arguments["is_causal"] else None
         read = partial(
             read_call, q, k, v, cells=cells, mask=mask, scale=arguments["scale"], dropout=arguments["dropout_p"]

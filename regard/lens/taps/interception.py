@@ -22,7 +22,6 @@ from torch.library import Library
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.assembly import RunTracker, key_marks
-from regard.lens.facts import read_weights
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
@@ -36,16 +35,14 @@ from regard.lens.taps.calls import (
     deliver,
     detached,
     find_callers,
-    has_packed_heads,
     measuring,
     read_call,
     trusted_lse,
-    unpack_cells,
-    unpack_heads,
+    unpacked,
 )
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.softmax import same_numbers
-from regard.lens.visibility import summarise_mask
+from regard.lens.visibility import read_weight_facts, summarise_mask
 from regard.masks import causal
 from regard.masks.mask import four_axes
 from regard.op import add_editor, remove_editor
@@ -165,7 +162,7 @@ class Interceptor:
 
         def offset() -> object:
             if call is None:
-                return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
+                return read_weight_facts(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
             return summarise_mask(detached(call), intercepted.kind).offset
 
         with self._lock:
@@ -313,10 +310,7 @@ class SdpaInterception:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         arguments = dict(zip(names, args, strict=False)) | kwargs
         q, k, v = (arguments[name] for name in names[:3])
-        cells, output, lse = arguments.get("attn_mask"), four_axes(out), kernel.lse
-        if has_packed_heads(callers, q, k):
-            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
-            lse = None if lse is None else unpack_heads(lse)
+        q, cells, output, lse = unpacked(callers, q, k, arguments.get("attn_mask"), four_axes(out), kernel.lse)
         call = read_call(
             q, k, v, cells=cells, mask=causal(offset=0) if arguments.get("is_causal") else None, detach=False,
             scale=arguments.get("scale"), dropout=arguments.get("dropout_p", 0.0),
