@@ -84,14 +84,14 @@ def test_a_name_is_exact(nq, nk, before, after, seed):
     if seed % 2:
         cells = cells ^ (torch.rand(2, 1, nq, nk) < 0.05)
     seen = survey(masks.dense(cells), None, -inf, nq, nk, CPU)
-    traced = trace(seen)
-    outline = traced.outline(nq, nk)
+    numbers, padding = trace(seen)
+    outline = Outline(*numbers.tolist(), nq, nk)
     if outline.choice > 2:
         return
     low = outline.near if outline.choice == 2 else -nq
     high = outline.far if outline.choice else nk
     distance = torch.arange(nk) - torch.arange(nq).view(-1, 1)
-    named = (distance >= low) & (distance <= high) & ~traced.padding[:, None, None]
+    named = (distance >= low) & (distance <= high) & ~padding[:, None, None]
     empty = ~cells.any(-1, keepdim=True)
     assert torch.equal(cells, named & ~empty)
 
