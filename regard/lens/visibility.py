@@ -524,7 +524,7 @@ def read_facts(
     return _facts(summary, call.sizes, tensors, call.softcap)
 
 
-def read_weight_facts(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
+def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
     """The facts of a softmax that a model computes itself, from its scores or weights (B, H, Nq, Nk), or both.
 
     Scores may have a sink's column last; −∞ and large negative numbers hide. Without scores, weights of exactly 0 count

@@ -31,7 +31,7 @@ from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.lens.values import ATTENTION, StoredValues, find_projection
 from regard.lens.view import View
-from regard.lens.visibility import MaskSummary, RowCount, read_facts, read_weight_facts, summarise_mask
+from regard.lens.visibility import MaskSummary, RowCount, read_facts, read_weights, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
 NO_REASON = (
@@ -406,7 +406,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
         measured, engine = engines.measure_given(weights, replace(options.measures, names=names)), "torch"
-        record.facts = read_weight_facts(scores, softmax, kind=observed.kind)
+        record.facts = read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
             empty = record.facts.empty_rows if scores is not None else RowCount()  # a weight of 0 may be an edit
             record.facts = replace(record.facts, edited=True, empty_rows=empty)

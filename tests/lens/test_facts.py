@@ -16,7 +16,7 @@ from regard.backends.call import Call, prepare
 from regard.lens import visibility
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing
 from regard.lens.files.records import pack_facts, unpack_facts
-from regard.lens.visibility import Facts, RowCount, read_facts, read_weight_facts, summarise_mask
+from regard.lens.visibility import Facts, RowCount, read_facts, read_weights, summarise_mask
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -84,7 +84,7 @@ def test_cells_are_named_alike_however_they_hide(how, mask, text, causal):
         facts = read_facts(call_of(mask=cells(mask)))
     elif how == "scores":
         scores = torch.randn(B, H, N, N) + numbers(mask, LEAST)
-        facts = read_weight_facts(scores, scores.softmax(-1))
+        facts = read_weights(scores, scores.softmax(-1))
         text = text.replace("dense 1×1", "dense 3×2")
     else:
         facts = read_facts(call_of(bias=numbers(mask, -inf if how == "minus infinity" else LEAST)))
@@ -327,7 +327,7 @@ def test_bad_scores_and_weights_are_counted():
     scores = torch.randn(B, H, N, N)
     scores[0, 0, 1, 2], scores[0, 0, 3] = inf, -inf
     weights = scores.softmax(-1)
-    assert read_weight_facts(scores, weights).bad == {"scores": (0, 1), "weights": (2 * N, 0)}
+    assert read_weights(scores, weights).bad == {"scores": (0, 1), "weights": (2 * N, 0)}
 
 
 # -------------------------------------------------------------------------------------------------- a softmax by itself
@@ -336,25 +336,25 @@ def test_bad_scores_and_weights_are_counted():
 def test_column_of_a_sink_is_left_out():
     scores = torch.randn(B, H, N, N + 1)
     scores[..., :N] += numbers(masks.causal(), -inf)
-    facts = read_weight_facts(scores, scores.softmax(-1)[..., :N])
+    facts = read_weights(scores, scores.softmax(-1)[..., :N])
     assert (facts.sizes, facts.mask, facts.bias_kind) == ((B, H, N, N), "causal", None)
 
 
 def test_without_scores_weights_of_zero_are_hidden():
     weights = (torch.randn(B, H, N, N) + numbers(LEFT & masks.causal(), LEAST)).softmax(-1)
     weights = torch.where(cells(LEFT & masks.causal()), weights, 0)
-    facts = read_weight_facts(None, weights)
+    facts = read_weights(None, weights)
     assert (facts.mask, facts.causal, facts.sides) == ("causal, padding left", "in mask", ("left", None, "left"))
 
 
 def test_without_weights_scores_say_what_is_hidden():
-    facts = read_weight_facts(torch.randn(B, H, 3, N) + numbers(masks.causal(), -1e4, 3), None)
+    facts = read_weights(torch.randn(B, H, 3, N) + numbers(masks.causal(), -1e4, 3), None)
     assert (facts.mask, facts.bias_from is not None, facts.sizes) == ("causal", True, (B, H, 3, N))
 
 
 def test_scores_that_hide_nothing_are_all_visible():
     scores = torch.randn(B, H, N, N)
-    facts = read_weight_facts(scores, scores.softmax(-1))
+    facts = read_weights(scores, scores.softmax(-1))
     assert (facts.mask, facts.bias_kind, facts.bad) == ("none", None, {})
 
 

@@ -42,7 +42,7 @@ from regard.lens.taps.calls import (
 )
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.softmax import same_numbers
-from regard.lens.visibility import read_weight_facts, summarise_mask
+from regard.lens.visibility import read_weights, summarise_mask
 from regard.masks import causal
 from regard.masks.mask import four_axes
 from regard.op import add_editor, remove_editor
@@ -162,7 +162,7 @@ class Interceptor:
 
         def offset() -> object:
             if call is None:
-                return read_weight_facts(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
+                return read_weights(intercepted.scores, intercepted.weights, kind=intercepted.kind).offset
             return summarise_mask(detached(call), intercepted.kind).offset
 
         with self._lock:
