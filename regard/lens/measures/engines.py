@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -520,7 +520,8 @@ def share_out(units: Iterable[T], begin: Callable[[], Callable[[T], None]], thre
                     return
                 step(unit)
 
-    running = _THREADS.start(work, threads)
+    pool = _pool(max(threads, available()))
+    running = [pool.submit(work) for _ in range(threads)]
     try:
         for each in running:
             each.result()
@@ -530,49 +531,44 @@ def share_out(units: Iterable[T], begin: Callable[[], Callable[[T], None]], thre
         raise
 
 
-class _Threads:
-    """A pool of threads that is kept: a new thread costs as much as a small tile does."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start without a pool, as a forked process must."""
-        self.lock, self.setting, self.count = threading.Lock(), threading.Lock(), 0
-        self.pool: ThreadPoolExecutor | None = None
-
-    def start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
-        with self.lock:
-            if self.count < count:
-                if self.pool is not None:
-                    self.pool.shutdown(wait=False)  # its threads end when their work is done
-                self.pool, self.count = ThreadPoolExecutor(count, "regard", self._run_on_one_core), count
-            assert self.pool is not None
-            return [self.pool.submit(work) for _ in range(count)]
-
-    def _run_on_one_core(self) -> None:
-        """Keep torch from splitting the operations of this new thread.
-
-        torch keeps the number for each thread and, beside it, the last number that was set, with which new threads
-        begin: another thread puts that back at once.
-        """
-        with self.setting:
-            before = torch.get_num_threads()
-            ready, done = threading.Event(), threading.Event()
-
-            def put_back() -> None:
-                ready.set()
-                done.wait()
-                torch.set_num_threads(before)
-
-            other = threading.Thread(target=put_back)
-            other.start()
-            ready.wait()
-            torch.set_num_threads(1)
-            done.set()
-            other.join()
+_setting = threading.Lock()
 
 
-_THREADS = _Threads()
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that are kept: a new one costs as much as a small tile does."""
+    return ThreadPoolExecutor(threads, "regard", _run_on_one_core)
+
+
+def _run_on_one_core() -> None:
+    """Keep torch from splitting the operations of this new thread.
+
+    torch keeps the number for each thread and, beside it, the last number that was set, with which new threads begin:
+    another thread puts that back at once.
+    """
+    with _setting:
+        before = torch.get_num_threads()
+        ready, done = threading.Event(), threading.Event()
+
+        def put_back() -> None:
+            ready.set()
+            done.wait()
+            torch.set_num_threads(before)
+
+        other = threading.Thread(target=put_back)
+        other.start()
+        ready.wait()
+        torch.set_num_threads(1)
+        done.set()
+        other.join()
+
+
+def _after_fork_in_child() -> None:
+    """The child has none of the threads."""
+    global _setting
+    _setting = threading.Lock()
+    _pool.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_THREADS.reset)
+    os.register_at_fork(after_in_child=_after_fork_in_child)
