@@ -345,29 +345,13 @@ class Caller:
     calls: dict[WatchedModel, int] | None = None  # that this run of compiled code has made so far
 
 
-_watches: tuple[WatchedModel, ...] = ()
+WATCHES: list[WatchedModel] = []
+"""What calls are reported to."""
 
 
 def active() -> bool:
     """Whether a model is watched and this thread is not measuring."""
-    return bool(_watches) and not HERE.quiet
-
-
-def add_watch(watch: WatchedModel) -> None:
-    """Start to report to a watch."""
-    global _watches
-    _watches = (*_watches, watch)
-
-
-def remove_watch(watch: WatchedModel) -> None:
-    """Stop to report to a watch."""
-    global _watches
-    _watches = tuple(w for w in _watches if w is not watch)
-
-
-def active_watches() -> tuple[WatchedModel, ...]:
-    """The watches that are reported to."""
-    return _watches
+    return bool(WATCHES) and not HERE.quiet
 
 
 def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
@@ -382,7 +366,7 @@ def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | 
     try:
         callers = list(_walk(frame, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
-        for watch in _watches:
+        for watch in tuple(WATCHES):
             watch.errors.append(("", without_frames(problem)))
         return []
     if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -427,7 +411,7 @@ def _is_stand_in(x: object) -> bool:
 
 
 def _walk(frame: FrameType | None, through: type[nn.Module] | tuple[()]) -> Iterator[Caller]:
-    waiting, compiled, inside_op, entry = list(_watches), False, False, None
+    waiting, compiled, inside_op, entry = list(WATCHES), False, False, None
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
@@ -460,7 +444,7 @@ def _first_shape(frame: FrameType) -> tuple[int, ...]:
 
 def is_parameter(x: Tensor) -> bool:
     """Whether a tensor lies in a parameter or a buffer of a watched model."""
-    return any(at in watch.storages for at in _storage(x) for watch in _watches)
+    return any(at in watch.storages for at in _storage(x) for watch in tuple(WATCHES))
 
 
 def _storage(x: Tensor) -> Iterator[int]:

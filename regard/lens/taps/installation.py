@@ -23,18 +23,16 @@ from regard.checks import untraced
 from regard.lens.taps import functions
 from regard.lens.taps.calls import (
     HERE,
+    WATCHES,
     Caller,
     FunctionEditor,
     KernelResult,
     ObservedCall,
     WatchedModel,
-    active_watches,
-    add_watch,
     deliver,
     detached,
     find_callers,
     read_call,
-    remove_watch,
     unpacked,
     without_frames,
 )
@@ -177,7 +175,7 @@ class Taps:
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
             self._finalizer = finalize(self, _release, self.watch)
             with _LOCK:
-                add_watch(self.watch)
+                WATCHES.append(self.watch)
                 _install(self.watch.model)
             return self
         except BaseException:
@@ -221,9 +219,10 @@ _warned = False  # did torch say that a kernel was covered?
 def _release(watch: WatchedModel) -> None:
     """End a watch, and what is installed with the last one."""
     with _LOCK:
-        remove_watch(watch)
+        if watch in WATCHES:
+            WATCHES.remove(watch)
         drop_pending(watch)
-        if not active_watches():
+        if not WATCHES:
             _remove()
 
 
@@ -302,7 +301,7 @@ def _after_fork_in_child() -> None:
     """The child has one thread: watches that others entered are over in it, and no lock that they held is."""
     global _LOCK
     _LOCK = RLock()
-    if active_watches():
+    if WATCHES:
         forget_other_threads()
         # Until Python 3.12 a cached_property has one lock for all objects, held while it computes, as measuring does.
         ours = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] == "regard"]
@@ -310,10 +309,8 @@ def _after_fork_in_child() -> None:
             for value in vars(holder).values():
                 if isinstance(value, cached_property) and hasattr(value, "lock"):
                     value.lock = RLock()
-    for watch in active_watches():
-        if watch.thread != get_ident():
-            remove_watch(watch)
-    if not active_watches():
+    WATCHES[:] = [watch for watch in WATCHES if watch.thread == get_ident()]
+    if not WATCHES:
         _remove()
 
 
@@ -340,7 +337,7 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
 
 def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
     """Called by `regard.op` after each beam search."""
-    for watch in active_watches():
+    for watch in tuple(WATCHES):
         if watch.on_beams is not None:
             try:
                 watch.on_beams(rows, passes)
