@@ -17,7 +17,7 @@ from inspect import CO_VARARGS
 from math import inf
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from regard.masks.biases import DenseBias
 from regard.masks.mask import four_axes, indices, part_of
 from regard.nn.projections import ContextKeys
 from regard.op import BeamObserver, attention
+
+if TYPE_CHECKING:
+    from regard.lens.taps.interception import Interceptor
 
 Source = Literal["sdpa", "softmax", "flex", "flash_attn", "regard"]
 """What was tapped: torch's fused kernels, a softmax by hand, FlexAttention, the flash_attn package, our operation."""
@@ -292,11 +295,6 @@ _OP = attention.__code__
 T = TypeVar("T")
 
 
-FunctionEditor = Callable[["Caller", ObservedCall, dict[str, Any], Any], tuple[ObservedCall, Any]]
-"""Called with a call of FlexAttention, its arguments and its result; returns what stands in the place of call and
-result."""
-
-
 @dataclass(eq=False)
 class WatchedModel:
     """One watched model: its modules by identity, the callbacks, and errors of ours."""
@@ -304,7 +302,7 @@ class WatchedModel:
     model: nn.Module
     on_call: Callable[[ObservedCall], None]
     on_beams: BeamObserver | None = None
-    on_function: FunctionEditor | None = None
+    interceptor: Interceptor | None = None  # which may replace the outputs of its calls
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)

@@ -455,15 +455,14 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
         for name, parameter in signature(inner).parameters.items():
             if parameter.kind is Parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(name)
-        editing = [caller for caller in callers if caller.watch.on_function is not None]
+        editing = [(caller.watch.interceptor, caller) for caller in callers if caller.watch.interceptor is not None]
         if not editing:
             deliver(callers, lambda: reader(arguments, out, kernel))
             return out
         with measuring():
             observed = reader(arguments, out, kernel)
-        for caller in editing:
-            assert caller.watch.on_function is not None
-            observed, out = caller.watch.on_function(caller, observed, arguments, out)
+        for interceptor, caller in editing:
+            observed, out = interceptor.on_function(caller, observed, arguments, out)
         deliver(callers, lambda: observed)
         return out
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import torch
@@ -25,7 +25,6 @@ from regard.lens.taps.calls import (
     HERE,
     WATCHES,
     Caller,
-    FunctionEditor,
     KernelResult,
     ObservedCall,
     WatchedModel,
@@ -40,6 +39,9 @@ from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forge
 from regard.masks import causal
 from regard.masks.mask import four_axes
 from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
+
+if TYPE_CHECKING:
+    from regard.lens.taps.interception import Interceptor
 
 MATH = "_scaled_dot_product_attention_math"
 FLASH = "_scaled_dot_product_flash_attention"
@@ -128,7 +130,7 @@ class Taps:
         on_call: called with an `ObservedCall` after each attention call, in the thread that made it, under
             `measuring()`.
         on_beams: called for beam searches of regard's own models, see `regard.op.observe_beams`.
-        on_function: called with each call of FlexAttention, whose result it may replace.
+        interceptor: may replace the outputs of calls.
 
     Attributes:
         watch: what calls are reported to, while they are installed.
@@ -143,13 +145,13 @@ class Taps:
         model: nn.Module,
         on_call: Callable[[ObservedCall], None],
         on_beams: BeamObserver | None = None,
-        on_function: FunctionEditor | None = None,
+        interceptor: Interceptor | None = None,
     ) -> None:
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
         self._begin = partial(
-            WatchedModel, model, on_call, on_beams, on_function, self.errors, self._unconfirmed, self._chained
+            WatchedModel, model, on_call, on_beams, interceptor, self.errors, self._unconfirmed, self._chained
         )
 
     @property
