@@ -518,13 +518,13 @@ class CallStore:
             call,
             q=copied(call.q, self.device),
             k=k,
-            v=k.new_zeros(1).expand(*k.shape[:3], 1),  # exact weights do not read the values
+            v=k,  # exact weights do not read the values
             mask=DenseMask(self._cells(call.mask.cells)) if isinstance(call.mask, DenseMask) else call.mask,
             bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
             sinks=None if call.sinks is None else copied(call.sinks, self.device),
         )
         keys = self._shared(path, "k", k, link, rest_hidden)
-        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
+        return StepWeights(kept, lse.to(self.device), keys)
 
     def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
         """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""

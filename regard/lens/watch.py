@@ -348,7 +348,7 @@ class WatchContext:
         if isinstance(weights, StoredWeights):
             view.without_values = BY_HAND if "v" in keep else view.without_values
             if "qk" in keep:
-                scores = None if weights.scores is None else _moved(weights.scores, device)
+                scores = None if weights.scores is None else weights.scores.to(device)
                 copy = copied(weights.weights, device)  # the model may have given its weights to others
                 view.weights = StoredWeights(copy, scores, edited=weights.edited)
             return
@@ -431,12 +431,12 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         for kind, scored in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
             view.held |= {f"{kind} {name}": values for name, values in scored.items()}
     output, device = observed.output, options.device
-    record.heads = {name: _moved(x, device) for name, x in _head_facts(view, output).items()}
+    record.heads = {name: x.to(device) for name, x in _head_facts(view, output).items()}
     # 3. Let go of the model's tensors.
     view.weights = None
     view.given_output = copied(output, device) if "output" in options.keep and output is not None else None
     if device is not None:
-        parts = (_moved(x, device) if isinstance(x, Tensor) else x for x in vars(place).values())
+        parts = (x.to(device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(device), place=KnownVisibility(*parts))
     record.view = view
     return record, weights, summary
@@ -471,10 +471,6 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
     if output.requires_grad:
         output.register_hook(record)  # type: ignore[no-untyped-call]
-
-
-def _moved(x: Tensor, device: torch.device | None) -> Tensor:
-    return x if device is None else x.to(device)
 
 
 def _inside(path: str, whole: str) -> bool:
