@@ -26,7 +26,7 @@ from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, 
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.overlays import read_layouts
 from regard.lens.patterns import KeyTokens, KnownVisibility
-from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
+from regard.lens.taps.calls import ObservedCall, is_compiled, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.lens.values import ATTENTION, StoredValues, find_projection
@@ -241,9 +241,7 @@ class WatchContext:
         compiled = [
             original_path(path)
             for path, module in self.model.named_modules()
-            if "_orig_mod" in module._modules
-            or module._compiled_call_impl is not None
-            or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+            if is_compiled(module) or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
         ]
         for path in named:
             if path in reasons or not layers.selects(path):

@@ -482,6 +482,11 @@ def calling_frame() -> FrameType | None:
     return frame
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module went through torch.compile or its own compile()."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
 def original_path(name: str) -> str:
     """A module's path without the steps that torch.compile adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

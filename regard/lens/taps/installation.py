@@ -31,6 +31,7 @@ from regard.lens.taps.calls import (
     deliver,
     detached,
     find_callers,
+    is_compiled,
     read_call,
     unpacked,
     without_frames,
@@ -240,7 +241,7 @@ def _install(model: nn.Module) -> None:
         _cover()
         _installed = True
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
-    if "_orig_mod" not in model._modules and model._compiled_call_impl is None:
+    if not is_compiled(model):
         functions.bind(model)
 
 

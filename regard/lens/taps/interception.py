@@ -35,6 +35,7 @@ from regard.lens.taps.calls import (
     deliver,
     detached,
     find_callers,
+    is_compiled,
     measuring,
     read_call,
     trusted_lse,
@@ -106,11 +107,7 @@ class Interceptor:
     """
 
     def __init__(self, model: nn.Module, on_call: OnCall, *, reads: bool = False) -> None:
-        compiled = [
-            name or type(module).__name__
-            for name, module in model.named_modules()
-            if "_orig_mod" in module._modules or module._compiled_call_impl is not None
-        ]
+        compiled = [name or type(module).__name__ for name, module in model.named_modules() if is_compiled(module)]
         if compiled:
             raise ValueError(
                 f"{compiled[0]!r} is compiled, and calls inside compiled code cannot be changed; use the model before "
