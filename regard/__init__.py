@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from regard.lens.comparison import compare
     from regard.lens.logit_lens import logit_lens
     from regard.lens.look import look
+    from regard.lens.patterns import patterns
     from regard.lens.validity import check
     from regard.lens.watch import watch
-    from regard.lens.weight_patterns import patterns
     from regard.models.initialization import build
     from regard.models.loading import load
     from regard.nn.attention import FixedCache, GrowingCache, MultiHeadAttention
@@ -62,7 +62,7 @@ _HOME = {
     "monitor": "regard.training.monitor",
     "nn": "regard.nn",
     "open": "regard.lens.capture",
-    "patterns": "regard.lens.weight_patterns",
+    "patterns": "regard.lens.patterns",
     "positions": "regard.positions",
     "recipes": "regard.training.recipes",
     "scan": "regard.edits.effects",

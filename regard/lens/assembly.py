@@ -17,9 +17,10 @@ from torch.nn.functional import pad
 from regard.backends.call import Call
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, Part, Weights
-from regard.lens.placement import UNPLACED
+from regard.lens.overlays import TokenPlacement
+from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.values import StoredValues
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.lens.view import PER_QUERY, View
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
 
@@ -391,7 +392,7 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
         weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if labelled else KeyTokens(),
-        placed=UNPLACED,
+        placed=TokenPlacement(),
         edited=any(v.edited for v in views),
         overview=any(v.overview for v in views),
         kept_values=StoredValues(read) if len(values) == len(views) else None,
@@ -517,13 +518,13 @@ class CallStore:
             call,
             q=copied(call.q, self.device),
             k=k,
-            v=k.new_zeros(1).expand(*k.shape[:3], 1),  # exact weights do not read the values
+            v=k,  # exact weights do not read the values
             mask=DenseMask(self._cells(call.mask.cells)) if isinstance(call.mask, DenseMask) else call.mask,
             bias=DenseBias(self._cells(call.bias.cells)) if isinstance(call.bias, DenseBias) else call.bias,
             sinks=None if call.sinks is None else copied(call.sinks, self.device),
         )
         keys = self._shared(path, "k", k, link, rest_hidden)
-        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
+        return StepWeights(kept, lse.to(self.device), keys)
 
     def keep_values(self, path: str, v: Tensor, link: StepLink, rest_hidden: bool) -> StoredValues:
         """Copy the values (B, Hkv, Nk, Dv) of a call of a module; the other arguments as for `keep`."""

@@ -18,8 +18,8 @@ from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beam
 from regard.lens.doctor import Diagnosis, merge_paths
 from regard.lens.edit_records import CapturedEdit, Effect, capture_effect
 from regard.lens.files import saving
+from regard.lens.overlays import RunSizes, TokenPlacement, fit_layouts, listed, read_layouts
 from regard.lens.patterns import NAMES
-from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, listed, read_layouts
 from regard.lens.view import PER_QUERY, Record, View, view_of
 from regard.locale import Lang
 

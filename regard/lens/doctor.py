@@ -1,8 +1,8 @@
 """The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks and returns a `Diagnosis`
 of findings, each a message in two languages.
 
-A check is a function from an `Examination` to findings. It reads the facts kept of each call (`facts.py`) and a few
-numbers per head; nothing is computed again.
+A check is a function from an `Examination` to findings. It reads the `Facts` kept of each call and a few numbers per
+head; nothing is computed again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.facts import Facts
-from regard.lens.visibility import BiasKind
+from regard.lens.visibility import BiasKind, Facts
 from regard.locale import Lang, check_lang, translate
 
 if TYPE_CHECKING:

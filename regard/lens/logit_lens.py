@@ -103,13 +103,13 @@ def logit_lens(
     if stack[0].problem is not None:
         raise stack[0].problem
     if not stack[0].positions:
-        raise ValueError(f"positions={positions!r} names none of the {stack[0].length} positions")
+        raise ValueError(f"positions={positions!r} names none of the {stack[0].shape[1]} positions")
     _require_vocabulary(model, logits)
     states = torch.cat([block.states for block in stack], 1)  # (B, layers · positions, d)
     # 2. Run it again with those states as the output of the last block, N at a time.
     parts = []
     last = passed.index(stack[-1])
-    for part in torch.split(states, stack[-1].length, 1):
+    for part in torch.split(states, stack[-1].shape[1], 1):
         with torch.no_grad(), _replacing(blocks, last, part):
             parts.append(_logits(run())[:, : part.shape[1]])
     scores = torch.cat(parts, 1)  # (B, layers · positions, V)
@@ -137,16 +137,11 @@ class _Passed:
 
     stack: str  # the list that the block is in
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (B, N, d)
     states: Tensor  # (B, positions, d)
     positions: tuple[int, ...]
     problem: Exception | None  # with the positions
     after: list[str] = field(default_factory=list)  # modules that ran next, over as many positions
-
-    @property
-    def length(self) -> int:
-        """Positions that the block returned."""
-        return self.shape[1]
 
 
 Blocks = dict[str, tuple[str, nn.Module]]

@@ -18,8 +18,7 @@ from torch import Tensor
 from regard.checks import index_among, part_of_axis
 from regard.layouts import Layout, Sides
 from regard.lens.measures.weights import Part
-from regard.lens.overlays import Overlay, Token, find_token, make_overlay
-from regard.lens.placement import HOW, TokenPlacement
+from regard.lens.overlays import HOW, Overlay, Token, TokenPlacement, find_token, make_overlay
 from regard.lens.values import Attribution
 from regard.lens.view import View
 from regard.locale import translate
@@ -154,7 +153,12 @@ def _follow(
     # 1. The layers, and the tokens whose rows are wanted.
     runs = _chain(capture, layers, name)
     batch, _, n, _ = runs[0].view.sizes
-    sides = _sides(capture, runs[-1].path, batch, n)
+    path = runs[-1].path
+    sides = capture.layouts.get(path, ())
+    if sides and sides[0].queries.shape[0] > 1:
+        raise LookupError(f"the tokens of {path!r} are cut into windows, so its layers are not one sequence")
+    if len(sides) not in (1, batch) or not all(side.queries.shape == (1, n) for side in sides):
+        sides = ()
     tokens, single = _read_tokens(token, matrix, n, capture, sides, name)
     if (count := batch * len(tokens) * n) > MOST_CELLS:
         raise ValueError(
@@ -235,13 +239,6 @@ def _chain(capture: Capture, layers: object, name: str) -> list[ModuleRun]:
                 "generation, prompt included, into the block"
             )
     return runs
-
-
-def _sides(capture: Capture, path: str, batch: int, n: int) -> tuple[Sides, ...]:
-    sides = capture.layouts.get(path, ())
-    if sides and sides[0].queries.shape[0] > 1:
-        raise LookupError(f"the tokens of {path!r} are cut into windows, so its layers are not one sequence")
-    return sides if len(sides) in (1, batch) and all(side.queries.shape == (1, n) for side in sides) else ()
 
 
 def _read_tokens(

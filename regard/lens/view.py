@@ -16,9 +16,8 @@ from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import ComputedWeights, Part, Weights, grouped_scores, sources
-from regard.lens.overlays import Overlay, Token, make_overlay
-from regard.lens.patterns import Patterns
-from regard.lens.placement import UNPLACED, TokenPlacement
+from regard.lens.overlays import Overlay, Token, TokenPlacement, make_overlay
+from regard.lens.patterns import KeyTokens, KnownVisibility, Patterns
 from regard.lens.validity import Report, judge
 from regard.lens.values import (
     Attribution,
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regard.lens.assembly import StepLink
-    from regard.lens.facts import Facts
-    from regard.lens.visibility import MaskSummary
+    from regard.lens.visibility import Facts, MaskSummary
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 BY_TOKEN = ("delimiter", "same token", "induction")
@@ -67,23 +65,6 @@ class TopLinks:
     tied: Any
 
 
-@dataclass(frozen=True)
-class KnownVisibility:
-    """What the mask of a call leaves visible: the parts of a `MaskSummary` that a view reads, as kept in a file."""
-
-    visible: Tensor | None = None  # (B or 1, H or 1, Nq) number of keys each query sees
-    padding: Tensor | None = None  # (B or 1, Nk) True for padding
-    offset: Tensor | int | None = None  # position of query 0, where it is not Nk − Nq
-
-
-@dataclass(frozen=True)
-class KeyTokens:
-    """The tokens that a call's keys stand for."""
-
-    ids: Tensor | None = None  # (B or 1, Nk) token numbers
-    delimiters: Tensor | None = None  # (B or 1, Nk) True for full stops, [SEP] and the like
-
-
 @dataclass(repr=False, eq=False)
 class View:
     """One attention call: its output, its measures, and exact weights computed on demand.
@@ -110,8 +91,8 @@ class View:
     given_output: Any = None
     weights: Weights | None = None
     kind: str = "self"
-    place: KnownVisibility | MaskSummary = KnownVisibility()
-    tokens: KeyTokens = KeyTokens()
+    place: KnownVisibility | MaskSummary = field(default_factory=KnownVisibility)
+    tokens: KeyTokens = field(default_factory=KeyTokens)
     size: int = MAP_SIZE  # of the map that is held
     lead: tuple[int, ...] | None = None  # the queries' axes before N, where they are not (B, H)
     numpy: bool = False
@@ -119,7 +100,7 @@ class View:
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
     links: int = TOP  # default k of `top`, where no links are held
     overview: bool = False  # saved with overview=True: without q, k, outputs and links
-    placed: TokenPlacement = UNPLACED  # where the tokens lie in an image, and their words
+    placed: TokenPlacement = field(default_factory=TokenPlacement)  # where the tokens lie in an image, and their words
     edited: bool = False  # the model changed the weights after its softmax; these are the ones it applied
     kept_values: StoredValues | None = None
     without_values: str = NO_VALUES  # the reason, where there are none
@@ -597,7 +578,7 @@ class View:
 
         Example:
             >>> import torch, regard
-            >>> from regard.lens.placement import TokenPlacement
+            >>> from regard.lens.overlays import TokenPlacement
             >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
             >>> view = replace(regard.look(x, x, x), placed=TokenPlacement(sides=(sides,)))
             >>> view.overlay(token="cls").mass.round(2)

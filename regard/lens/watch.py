@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.lens import facts
 from regard.lens.assembly import CallStore, RunTracker, StepLink, copied, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import merge_paths
@@ -25,13 +24,14 @@ from regard.lens.edit_records import EditNotes
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.placement import read_layouts
-from regard.lens.taps.calls import ObservedCall, measuring, original_path, raise_rows, without_frames
+from regard.lens.overlays import read_layouts
+from regard.lens.patterns import KeyTokens, KnownVisibility
+from regard.lens.taps.calls import ObservedCall, is_compiled, measuring, original_path, raise_rows, without_frames
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.interception import InterceptedCall, Interceptor
 from regard.lens.values import ATTENTION, StoredValues, find_projection
-from regard.lens.view import KeyTokens, KnownVisibility, View
-from regard.lens.visibility import MaskSummary, summarise_mask
+from regard.lens.view import View
+from regard.lens.visibility import MaskSummary, RowCount, read_facts, read_weights, summarise_mask
 from regard.nn.attention import MultiHeadAttention
 
 NO_REASON = (
@@ -241,9 +241,7 @@ class WatchContext:
         compiled = [
             original_path(path)
             for path, module in self.model.named_modules()
-            if "_orig_mod" in module._modules
-            or module._compiled_call_impl is not None
-            or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+            if is_compiled(module) or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
         ]
         for path in named:
             if path in reasons or not layers.selects(path):
@@ -348,7 +346,7 @@ class WatchContext:
         if isinstance(weights, StoredWeights):
             view.without_values = BY_HAND if "v" in keep else view.without_values
             if "qk" in keep:
-                scores = None if weights.scores is None else _moved(weights.scores, device)
+                scores = None if weights.scores is None else weights.scores.to(device)
                 copy = copied(weights.weights, device)  # the model may have given its weights to others
                 view.weights = StoredWeights(copy, scores, edited=weights.edited)
             return
@@ -395,7 +393,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         measured["lse"] = lse.to(raised.wide)
         if taken is not None:  # these two are of the scores themselves
             measured |= {name: measured[name] + taken for name in ("lse", "max_logit") if name in measured}
-        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, summary=summary)
+        record.facts = read_facts(call, observed.output, measured["lse"], kind=observed.kind, summary=summary)
         weights = ComputedWeights(raised, lse)
         place = KnownVisibility(summary.visible, summary.padding, summary.offset)
     elif observed.weights is not None or observed.scores is not None:
@@ -406,9 +404,9 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
         measured, engine = engines.measure_given(weights, replace(options.measures, names=names)), "torch"
-        record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
+        record.facts = read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
-            empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
+            empty = record.facts.empty_rows if scores is not None else RowCount()  # a weight of 0 may be an edit
             record.facts = replace(record.facts, edited=True, empty_rows=empty)
         place = KnownVisibility(None, record.facts.padding, record.facts.offset)
     else:
@@ -431,12 +429,12 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         for kind, scored in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
             view.held |= {f"{kind} {name}": values for name, values in scored.items()}
     output, device = observed.output, options.device
-    record.heads = {name: _moved(x, device) for name, x in _head_facts(view, output).items()}
+    record.heads = {name: x.to(device) for name, x in _head_facts(view, output).items()}
     # 3. Let go of the model's tensors.
     view.weights = None
     view.given_output = copied(output, device) if "output" in options.keep and output is not None else None
     if device is not None:
-        parts = (_moved(x, device) if isinstance(x, Tensor) else x for x in vars(place).values())
+        parts = (x.to(device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(device), place=KnownVisibility(*parts))
     record.view = view
     return record, weights, summary
@@ -471,10 +469,6 @@ def _record_gradient(view: View, output: Tensor, device: torch.device | None) ->
 
     if output.requires_grad:
         output.register_hook(record)  # type: ignore[no-untyped-call]
-
-
-def _moved(x: Tensor, device: torch.device | None) -> Tensor:
-    return x if device is None else x.to(device)
 
 
 def _inside(path: str, whole: str) -> bool:

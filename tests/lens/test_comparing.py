@@ -11,11 +11,11 @@ from regard import masks
 from regard.backends.call import prepare
 from regard.lens.capture import Capture, Record
 from regard.lens.comparison import Change, Mismatch, compare
-from regard.lens.facts import read
 from regard.lens.files.saving import make_overview
 from regard.lens.look import look
 from regard.lens.measures.measures import NAMES
 from regard.lens.view import PER_QUERY, View
+from regard.lens.visibility import read_facts
 
 B, H, NQ, NK, D = 2, 3, 7, 11, 5
 PATTERNS = ["own", "previous", "next", "first", "neighbours", "uniform"]
@@ -30,7 +30,7 @@ def record(
     view = look(q, k, k, mask=mask, measures=NAMES, **options)
     view.held |= {f"pattern {name}": scores for name, scores in view.score_patterns().scores.items()}
     view.weights = None
-    return Record(path, n, "self", "sdpa", "flash", view=view, facts=read(prepare(q, k, k, mask=mask)))
+    return Record(path, n, "self", "sdpa", "flash", view=view, facts=read_facts(prepare(q, k, k, mask=mask)))
 
 
 def capture(*records: Record) -> Capture:

@@ -8,12 +8,12 @@ import torch
 from regard import masks
 from regard.backends.call import prepare
 from regard.lens.doctor import Diagnosis, draw, examine
-from regard.lens.facts import read
+from regard.lens.visibility import read_facts
 
 
 def seen(path: str, nq: int = 3, nk: int = 3, n: int = 0, batch: int = 1, **arguments: object) -> SimpleNamespace:
     q, k = torch.zeros(batch, 2, nq, 4), torch.zeros(batch, 2, nk, 4)
-    return SimpleNamespace(path=path, n=n, kind="self", facts=read(prepare(q, k, k, **arguments)), heads={})
+    return SimpleNamespace(path=path, n=n, kind="self", facts=read_facts(prepare(q, k, k, **arguments)), heads={})
 
 
 def troubled() -> Diagnosis:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends.call import prepare
 from regard.lens.doctor import CHECKS, Diagnosis, Examination, Finding, examine
-from regard.lens.facts import Facts, read
+from regard.lens.visibility import Facts, read_facts
 
 B, H, N, D = 3, 5, 7, 2
 LEAST = torch.finfo(torch.float32).min
@@ -37,7 +37,7 @@ def facts(
     made = {name: torch.randn(B, H, n, D) for name, n in (("q", nq), ("k", nk), ("v", nk), ("output", nq))}
     for name, value in (bad or {}).items():
         made[name][0, 0, 0, :] = value
-    return read(prepare(made["q"], made["k"], made["v"], **arguments), made["output"], kind=kind)
+    return read_facts(prepare(made["q"], made["k"], made["v"], **arguments), made["output"], kind=kind)
 
 
 def layers(count: int, each: Facts, name: str = "layers.{}.attn", **rest: Any) -> list[Seen]:

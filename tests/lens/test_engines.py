@@ -124,7 +124,7 @@ def plain(batch: int, heads: int, nq: int, nk: int, mask: Any = None, **more: An
 def test_tiles_cover_every_cell_once_and_hold_no_more_than_they_may(sizes, cells, monkeypatch):
     counts = torch.zeros(sizes)
     for tile in walked(plain(*sizes), monkeypatch, cells):
-        counts[tile.batch, tile.heads, tile.rows, tile.cols] += 1
+        counts[tile.at.batch, tile.at.heads, tile.at.rows, tile.at.cols] += 1
         assert tile.p.numel() <= max(cells, 1)
     assert bool((counts == 1).all())
 
@@ -145,7 +145,7 @@ def test_hidden_tiles_are_not_walked(monkeypatch):
     cells = 2 * size * size
     tiles = walked(plain(1, 2, n, n, masks.causal()), monkeypatch, cells)
     assert len(tiles) == (n // size) * (n // size + 1) // 2
-    assert all(tile.cols.start <= tile.rows.stop for tile in tiles)
+    assert all(tile.at.cols.start <= tile.at.rows.stop for tile in tiles)
     assert len(walked(plain(1, 2, n, n, masks.window(3, 0)), monkeypatch, cells)) == 2 * (n // size) - 1
     assert walked(plain(1, 2, n, n, masks.dense(torch.zeros(n, n, dtype=torch.bool))), monkeypatch, cells) == []
 
@@ -153,11 +153,11 @@ def test_hidden_tiles_are_not_walked(monkeypatch):
 def test_a_tile_is_walked_where_one_of_its_batch_rows_sees_it(monkeypatch):
     mask = masks.padding([2, 16])
     tiles = walked(plain(2, 1, 4, 16, mask), monkeypatch, 2 * 4 * 4)
-    assert {(tile.batch.start, tile.batch.stop, tile.cols.start) for tile in tiles} == {
+    assert {(tile.at.batch.start, tile.at.batch.stop, tile.at.cols.start) for tile in tiles} == {
         (0, 2, c) for c in (0, 4, 8, 12)
     }
     alone = walked(plain(2, 2, 4, 16, mask), monkeypatch, 2 * 4 * 4)  # the heads of one batch row fill a tile
-    assert {(tile.batch.stop, tile.cols.start) for tile in alone} == {(1, 0), *((2, c) for c in (0, 4, 8, 12))}
+    assert {(tile.at.batch.stop, tile.at.cols.start) for tile in alone} == {(1, 0), *((2, c) for c in (0, 4, 8, 12))}
 
 
 def test_a_fully_visible_tile_is_not_asked_for_its_cells(monkeypatch):

@@ -14,10 +14,9 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.lens import visibility
-from regard.lens.facts import Facts, RowCount, read, read_weights
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing
 from regard.lens.files.records import pack_facts, unpack_facts
-from regard.lens.visibility import summarise_mask
+from regard.lens.visibility import Facts, RowCount, read_facts, read_weights, summarise_mask
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -58,12 +57,12 @@ LEFT, RIGHT = masks.padding([4, 7, 6], side="left"), masks.padding([4, 7, 6])
     ],
 )
 def test_rules_are_called_by_their_own_names(mask, sizes, text):
-    assert read(call_of(*sizes, mask=mask)).mask == text
+    assert read_facts(call_of(*sizes, mask=mask)).mask == text
 
 
 def test_long_names_of_rules_are_cut():
     many = reduce(or_, [masks.window(n, 0) for n in range(20)])
-    text = read(call_of(mask=many)).mask
+    text = read_facts(call_of(mask=many)).mask
     assert len(text) == 100
     assert text.endswith("…")
 
@@ -82,13 +81,13 @@ def test_long_names_of_rules_are_cut():
 )
 def test_cells_are_named_alike_however_they_hide(how, mask, text, causal):
     if how == "booleans":
-        facts = read(call_of(mask=cells(mask)))
+        facts = read_facts(call_of(mask=cells(mask)))
     elif how == "scores":
         scores = torch.randn(B, H, N, N) + numbers(mask, LEAST)
         facts = read_weights(scores, scores.softmax(-1))
         text = text.replace("dense 1×1", "dense 3×2")
     else:
-        facts = read(call_of(bias=numbers(mask, -inf if how == "minus infinity" else LEAST)))
+        facts = read_facts(call_of(bias=numbers(mask, -inf if how == "minus infinity" else LEAST)))
     assert (facts.mask, facts.causal) == (text, causal)
     assert facts.bias_kind == {"booleans": None, "scores": "large negative"}.get(how, how)
 
@@ -121,28 +120,28 @@ class Foreign(masks.Mask):
     ],
 )
 def test_rules_from_elsewhere_are_named_by_what_they_show(mask, text):
-    assert read(call_of(mask=Foreign(mask))).mask == text
+    assert read_facts(call_of(mask=Foreign(mask))).mask == text
 
 
 def test_masks_that_differ_by_head_are_dense():
-    assert read(call_of(mask=torch.rand(B, H, N, N) < 0.5)).mask == "dense 3×2×7×7"
+    assert read_facts(call_of(mask=torch.rand(B, H, N, N) < 0.5)).mask == "dense 3×2×7×7"
 
 
 @pytest.mark.parametrize(("mask", "offset"), [(masks.causal(), 4), (masks.causal(offset=0), 0), (None, None)])
 def test_offset_is_where_the_causal_rule_puts_query_0(mask, offset):
-    assert read(call_of(3, 7, mask=mask)).offset == offset
+    assert read_facts(call_of(3, 7, mask=mask)).offset == offset
     if mask is not None:
-        assert read(call_of(3, 7, mask=cells(mask, 3, 7))).offset == offset
+        assert read_facts(call_of(3, 7, mask=cells(mask, 3, 7))).offset == offset
 
 
 def test_cross_attention_has_no_offset():
-    assert read(call_of(3, 7, mask=cells(masks.causal(), 3, 7)), kind="cross").offset is None
-    facts = read(call_of(1, 7, mask=masks.padding([3, 5, 4]).dense(1, 7)), kind="cross")
+    assert read_facts(call_of(3, 7, mask=cells(masks.causal(), 3, 7)), kind="cross").offset is None
+    facts = read_facts(call_of(1, 7, mask=masks.padding([3, 5, 4]).dense(1, 7)), kind="cross")
     assert (facts.mask, facts.offset) == ("all visible, padding right", None)
 
 
 def test_offsets_that_differ_by_batch_row_are_no_one_offset():
-    assert read(call_of(mask=masks.causal(offset=[0, 1, 2]))).offset is None
+    assert read_facts(call_of(mask=masks.causal(offset=[0, 1, 2]))).offset is None
 
 
 # ------------------------------------------------------------------------------------------------------------ causality
@@ -167,12 +166,12 @@ def test_offsets_that_differ_by_batch_row_are_no_one_offset():
     ],
 )
 def test_causality_says_what_hides_the_future(arguments, causal):
-    assert read(call_of(**arguments)).causal == causal
+    assert read_facts(call_of(**arguments)).causal == causal
 
 
 def test_one_query_has_no_future():
-    assert read(call_of(1, N)).causal == "one query"
-    assert read(call_of(1, N, mask=masks.causal())).causal == "flag"
+    assert read_facts(call_of(1, N)).causal == "one query"
+    assert read_facts(call_of(1, N, mask=masks.causal())).causal == "flag"
 
 
 # -------------------------------------------------------------------------------------------------------------- padding
@@ -181,20 +180,20 @@ def test_one_query_has_no_future():
 @pytest.mark.parametrize("mask", [RIGHT, LEFT, LEFT & masks.causal()])
 @pytest.mark.parametrize("as_cells", [False, True])
 def test_padding_is_what_no_query_sees(mask, as_cells):
-    facts = read(call_of(mask=cells(mask) if as_cells else mask))
+    facts = read_facts(call_of(mask=cells(mask) if as_cells else mask))
     side = "right" if mask is RIGHT else "left"
     assert torch.equal(facts.padding, ~cells(RIGHT if side == "right" else LEFT)[:, 0, -1])
     assert facts.sides == (side, None, side)
 
 
 def test_no_padding_is_none():
-    facts = read(call_of(mask=masks.causal()))
+    facts = read_facts(call_of(mask=masks.causal()))
     assert facts.padding is None
     assert facts.sides == (None,) * B
 
 
 def test_sides_are_as_many_as_batch_rows_where_all_share_one_mask():
-    facts = read(call_of(mask=torch.tensor([True] * 5 + [False] * 2)))
+    facts = read_facts(call_of(mask=torch.tensor([True] * 5 + [False] * 2)))
     assert facts.padding.shape == (1, N)
     assert facts.sides == ("right",) * B
 
@@ -205,16 +204,16 @@ def test_sides_are_as_many_as_batch_rows_where_all_share_one_mask():
 def test_rows_that_see_nothing_are_counted_in_every_batch_row_and_head():
     mask = torch.ones(B, H, N, N, dtype=torch.bool)
     mask[1, 1, 3:5] = False
-    assert read(call_of(mask=mask)).empty_rows == RowCount(2, 2, (1, 1, 3))
+    assert read_facts(call_of(mask=mask)).empty_rows == RowCount(2, 2, (1, 1, 3))
     shared = torch.ones(N, N, dtype=torch.bool)
     shared[4] = False
-    assert read(call_of(mask=shared)).empty_rows == RowCount(B * H, B * H, (0, 0, 4))
+    assert read_facts(call_of(mask=shared)).empty_rows == RowCount(B * H, B * H, (0, 0, 4))
 
 
 def test_rows_of_padding_that_see_nothing_are_no_tokens():
-    facts = read(call_of(mask=cells(LEFT & masks.causal())))
+    facts = read_facts(call_of(mask=cells(LEFT & masks.causal())))
     assert facts.empty_rows == RowCount((3 + 0 + 1) * H, 0, (0, 0, 0))
-    assert read(call_of(mask=cells(LEFT & masks.causal())), kind="cross").empty_rows.tokens == 4 * H
+    assert read_facts(call_of(mask=cells(LEFT & masks.causal())), kind="cross").empty_rows.tokens == 4 * H
 
 
 def test_rows_of_padding_follow_the_offset_of_the_causal_mask():
@@ -222,13 +221,13 @@ def test_rows_of_padding_follow_the_offset_of_the_causal_mask():
     real = torch.ones(B, 1, 1, 7, dtype=torch.bool)
     real[0, ..., :2] = False
     cells_ = masks.causal(offset=1).dense(3, 7) & real
-    assert read(call_of(3, 7, mask=cells_)).empty_rows == RowCount(H, 0, (0, 0, 0))
+    assert read_facts(call_of(3, 7, mask=cells_)).empty_rows == RowCount(H, 0, (0, 0, 0))
     rule = masks.causal(offset=1) & masks.padding(real[:, 0, 0])
-    assert read(call_of(3, 7, mask=rule)).empty_rows == RowCount(H, 0, (0, 0, 0))
+    assert read_facts(call_of(3, 7, mask=rule)).empty_rows == RowCount(H, 0, (0, 0, 0))
 
 
 def test_batch_row_of_nothing_but_padding_is_not_excused():
-    facts = read(call_of(mask=masks.padding([0, 7, 7])))
+    facts = read_facts(call_of(mask=masks.padding([0, 7, 7])))
     assert facts.empty_rows == RowCount(H * N, H * N, (0, 0, 0))
     assert facts.sides == ("whole", None, None)
 
@@ -247,44 +246,45 @@ LOOKING = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] + [True] *
 )
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_rows_of_queries_that_do_not_look_are_excused(mask, rows, kind):
-    assert read(call_of(mask=mask), kind=kind).empty_rows == rows
+    assert read_facts(call_of(mask=mask), kind=kind).empty_rows == rows
 
 
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_rows_that_are_empty_for_another_reason_are_not_excused(kind):
     """Query 0 looks and sees nothing, query 4 does not look."""
     rows = RowCount(B * H * 2, B * H, (0, 0, 0))
-    assert read(call_of(mask=masks.causal(offset=-1) & ~masks.queries([4])), kind=kind).empty_rows == rows
+    assert read_facts(call_of(mask=masks.causal(offset=-1) & ~masks.queries([4])), kind=kind).empty_rows == rows
     either = (masks.causal(offset=-1) & ~masks.queries([4])) | masks.queries([])
-    assert read(call_of(mask=either), kind=kind).empty_rows.tokens == 2 * B * H  # who looks is not said of the whole
+    # Who looks is not said of the whole.
+    assert read_facts(call_of(mask=either), kind=kind).empty_rows.tokens == 2 * B * H
 
 
 def test_padding_and_queries_that_do_not_look_are_excused_together():
     mask = LEFT & masks.causal() & ~masks.queries([5])
-    assert read(call_of(mask=mask)).empty_rows == RowCount((3 + 0 + 1 + B) * H, 0, (0, 0, 0))
-    assert read(call_of(mask=mask), kind="cross").empty_rows.tokens == 4 * H
+    assert read_facts(call_of(mask=mask)).empty_rows == RowCount((3 + 0 + 1 + B) * H, 0, (0, 0, 0))
+    assert read_facts(call_of(mask=mask), kind="cross").empty_rows.tokens == 4 * H
 
 
 def test_example_is_a_token_where_there_is_one():
     mask = cells(LEFT & masks.causal()).clone()
     mask[2, 0, 5] = False
-    assert read(call_of(mask=mask)).empty_rows == RowCount(4 * H + H, H, (2, 0, 5))
+    assert read_facts(call_of(mask=mask)).empty_rows == RowCount(4 * H + H, H, (2, 0, 5))
 
 
 def test_rows_hidden_by_finite_numbers_alone_see_everything():
     bias = numbers(masks.causal(), LEAST)
     bias[..., 2, :] = LEAST
-    facts = read(call_of(bias=bias))
+    facts = read_facts(call_of(bias=bias))
     assert facts.unhidden_rows == RowCount(B * H, B * H, (0, 0, 2))
     assert facts.empty_rows == RowCount()
     assert summarise_mask(call_of(bias=bias)).visible.tolist() == [[[1, 2, 7, 4, 5, 6, 7]]]
 
 
 def test_bias_is_told_by_its_numbers():
-    assert read(call_of(bias=cells(masks.causal()).float())).bias_kind == "zero-one"
-    assert read(call_of(bias=torch.randn(N, N))).bias_kind == "additive"
-    assert read(call_of(bias=alibi(H))).bias_kind == "additive"
-    facts = read(call_of(bias=numbers(masks.causal(), -1e9)))
+    assert read_facts(call_of(bias=cells(masks.causal()).float())).bias_kind == "zero-one"
+    assert read_facts(call_of(bias=torch.randn(N, N))).bias_kind == "additive"
+    assert read_facts(call_of(bias=alibi(H))).bias_kind == "additive"
+    facts = read_facts(call_of(bias=numbers(masks.causal(), -1e9)))
     assert (facts.bias_kind, facts.bias_from) == ("large negative", -1e9)
 
 
@@ -305,22 +305,22 @@ def test_bad_numbers_are_counted_tensor_by_tensor(name):
     given[name].view(-1)[[1, 3]] = nan
     given[name].view(-1)[4] = inf
     call = prepare(given["q"], given["k"], given["v"], bias=given["bias"])
-    assert read(call, given["output"], given["lse"]).bad == {name: (2, 1)}
+    assert read_facts(call, given["output"], given["lse"]).bad == {name: (2, 1)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_largest_numbers_of_a_dtype_are_not_bad(dtype):
     x = torch.full((1, 1, 3, 2), torch.finfo(dtype).max, dtype=dtype)
-    assert read(prepare(x, x, x), -x).bad == {}
+    assert read_facts(prepare(x, x, x), -x).bad == {}
 
 
 def test_minus_infinity_is_bad_but_where_it_means_hidden():
     call = call_of(mask=masks.causal(offset=-1), bias=numbers(masks.causal(), -inf))
     lse = torch.zeros(B, H, N)
     lse[..., 0] = -inf
-    assert read(call, None, lse).bad == {}
+    assert read_facts(call, None, lse).bad == {}
     lse[1, 1, 5] = -inf
-    assert read(call, torch.full((B, H, N, D), -inf), lse).bad == {"output": (0, B * H * N * D), "lse": (0, 1)}
+    assert read_facts(call, torch.full((B, H, N, D), -inf), lse).bad == {"output": (0, B * H * N * D), "lse": (0, 1)}
 
 
 def test_bad_scores_and_weights_are_counted():
@@ -379,7 +379,7 @@ def there_and_back(facts: Facts, change: dict[str, object] | None = None) -> tup
 def test_facts_go_through_json_and_back(arguments):
     call = call_of(**arguments)
     call.q[0, 0, 0, 0] = nan
-    facts = read(call)
+    facts = read_facts(call)
     again, out = there_and_back(facts)
     assert pack_facts(again, "0", Outgoing()) == pack_facts(facts, "0", Outgoing())
     assert (again.empty_rows, again.sizes, again.sides, again.bad) == (
@@ -403,19 +403,19 @@ def test_facts_go_through_json_and_back(arguments):
 )
 def test_json_of_something_else_is_refused(change, name):
     with pytest.raises(CaptureFileError, match=name):
-        there_and_back(read(call_of()), change)
+        there_and_back(read_facts(call_of()), change)
 
 
 def test_bands_of_batch_rows_and_heads_that_are_alike_are_kept_once():
-    assert read(call_of(mask=torch.ones(B, H, N, N, dtype=torch.bool))).bands.shape == (1, 1, N, N)
+    assert read_facts(call_of(mask=torch.ones(B, H, N, N, dtype=torch.bool))).bands.shape == (1, 1, N, N)
     differing = torch.ones(B, H, N, N, dtype=torch.bool)
     differing[1, :, 0, 0] = False
-    assert read(call_of(mask=differing)).bands.shape == (B, 1, N, N)
+    assert read_facts(call_of(mask=differing)).bands.shape == (B, 1, N, N)
 
 
 def test_facts_of_a_long_call_are_small():
     x = torch.zeros(1, 1, 4001, 2)
-    facts = read(prepare(x, x, x, mask=masks.causal()))
+    facts = read_facts(prepare(x, x, x, mask=masks.causal()))
     assert facts.bands.shape == (1, 1, 32, 32)
     assert len(json.dumps(pack_facts(facts, "0", Outgoing()))) < 600
 
@@ -425,23 +425,23 @@ def test_what_was_counted_once_is_not_counted_again(monkeypatch):
     summary = summarise_mask(call)
     assert summary.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
     monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted again"))
-    assert read(call, summary=summary).mask == "causal"
+    assert read_facts(call, summary=summary).mask == "causal"
 
 
 def test_numpy_calls_are_read_too():
     x = torch.randn(N, D).numpy()
-    assert read(prepare(x, x, x, mask=masks.causal())).mask == "causal"
+    assert read_facts(prepare(x, x, x, mask=masks.causal())).mask == "causal"
 
 
 def test_gradients_are_left_alone():
     q = torch.randn(B, H, N, D, requires_grad=True)
-    facts = read(prepare(q, q, q, bias=torch.zeros(N, N, requires_grad=True)), q * 2)
+    facts = read_facts(prepare(q, q, q, bias=torch.zeros(N, N, requires_grad=True)), q * 2)
     assert not facts.bands.requires_grad
     assert facts.bad == {}
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(0, 5), (5, 0)])
 def test_no_queries_or_no_keys_can_be_read(nq, nk):
-    facts = read(call_of(nq, nk))
+    facts = read_facts(call_of(nq, nk))
     assert facts.empty_rows.count == B * H * nq
     assert facts.sizes == (B, H, nq, nk)

@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 def outline_of(mask: masks.Mask | None, nq: int, nk: int) -> tuple[Outline, Tensor]:
     """The outline of a mask whose cells are given one by one, and its padding."""
     cells = torch.ones(nq, nk, dtype=torch.bool) if mask is None else mask.dense(nq, nk)
-    traced = trace(survey(masks.dense(cells), None, -inf, nq, nk, CPU))
-    return traced.outline(nq, nk), traced.padding
+    numbers, padding = trace(survey(masks.dense(cells), None, -inf, nq, nk, CPU))
+    return Outline(*numbers.tolist(), nq, nk), padding
 
 
 def padded(lengths: list[int], n: int, side: str) -> Tensor:
@@ -84,14 +84,14 @@ def test_a_name_is_exact(nq, nk, before, after, seed):
     if seed % 2:
         cells = cells ^ (torch.rand(2, 1, nq, nk) < 0.05)
     seen = survey(masks.dense(cells), None, -inf, nq, nk, CPU)
-    traced = trace(seen)
-    outline = traced.outline(nq, nk)
+    numbers, padding = trace(seen)
+    outline = Outline(*numbers.tolist(), nq, nk)
     if outline.choice > 2:
         return
     low = outline.near if outline.choice == 2 else -nq
     high = outline.far if outline.choice else nk
     distance = torch.arange(nk) - torch.arange(nq).view(-1, 1)
-    named = (distance >= low) & (distance <= high) & ~traced.padding[:, None, None]
+    named = (distance >= low) & (distance <= high) & ~padding[:, None, None]
     empty = ~cells.any(-1, keepdim=True)
     assert torch.equal(cells, named & ~empty)
 
@@ -145,9 +145,9 @@ def test_one_query_stands_at_the_last_key_it_sees(mask, offset):
 
 def test_one_query_of_cross_attention_leaves_padding_out():
     seen = survey(masks.dense(masks.padding([3, 4]).dense(1, 7)), None, -inf, 1, 7, CPU)
-    traced = trace(seen, "cross")
-    assert torch.equal(traced.padding, padded([3, 4], 7, "right"))
-    outline = traced.outline(1, 7)
+    numbers, padding = trace(seen, "cross")
+    assert torch.equal(padding, padded([3, 4], 7, "right"))
+    outline = Outline(*numbers.tolist(), 1, 7)
     assert (outline.name, outline.offset) == ("all visible", None)
 
 
@@ -155,9 +155,9 @@ def test_heads_that_differ_share_the_padding_that_all_leave_out():
     cells = torch.ones(2, 3, 5, 7, dtype=torch.bool)
     cells[0, :, :, 6] = False
     cells[1, 1, :, 6] = False
-    traced = trace(survey(masks.dense(cells), None, -inf, 5, 7, CPU))
-    assert traced.padding.tolist() == [[False] * 6 + [True], [False] * 7]
-    assert traced.numbers.tolist()[2] == 3  # head 1 of row 1 sees less than the others
+    numbers, padding = trace(survey(masks.dense(cells), None, -inf, 5, 7, CPU))
+    assert padding.tolist() == [[False] * 6 + [True], [False] * 7]
+    assert numbers.tolist()[2] == 3  # head 1 of row 1 sees less than the others
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,6 @@ def test_sides_look_only_as_far_as_the_mask_reaches():
 
 @pytest.mark.parametrize(("nq", "nk"), [(0, 5), (5, 0), (0, 0)])
 def test_nothing_to_see_is_named_so(nq, nk):
-    traced = trace(survey(None, None, -inf, nq, nk, CPU))
-    assert traced.outline(nq, nk).name == "nothing visible"
-    assert traced.padding.shape == (1, nk)
+    numbers, padding = trace(survey(None, None, -inf, nq, nk, CPU))
+    assert Outline(*numbers.tolist(), nq, nk).name == "nothing visible"
+    assert padding.shape == (1, nk)

@@ -17,8 +17,7 @@ import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens import overlays
 from regard.lens.files.saving import make_overview
-from regard.lens.overlays import ImagePatches, Overlay, find_token, name_token
-from regard.lens.placement import TokenPlacement
+from regard.lens.overlays import ImagePatches, Overlay, TokenPlacement, find_token, name_token
 from regard.lens.view import View
 
 H, D = 3, 5

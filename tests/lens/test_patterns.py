@@ -12,8 +12,18 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
-from regard.lens.patterns import KEYS, MEANING, NAMES, THRESHOLDS, Patterns, label, label_rest, measure
-from regard.lens.view import KeyTokens, KnownVisibility
+from regard.lens.patterns import (
+    KEYS,
+    MEANING,
+    NAMES,
+    THRESHOLDS,
+    KeyTokens,
+    KnownVisibility,
+    Patterns,
+    label,
+    label_rest,
+    measure,
+)
 
 B, H, HKV, N, D = 3, 4, 2, 11, 5
 PADDING = {

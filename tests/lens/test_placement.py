@@ -9,7 +9,7 @@ from torch import nn
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens.capture import Capture
-from regard.lens.placement import RunSizes, fit_layouts, read_layouts
+from regard.lens.overlays import RunSizes, fit_layouts, read_layouts
 
 H, D = 3, 4
 

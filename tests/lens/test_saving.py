@@ -18,7 +18,6 @@ import regard
 from regard import masks, positions
 from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
-from regard.lens.facts import Facts, RowCount
 from regard.lens.files import container, records
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
@@ -27,6 +26,7 @@ from regard.lens.measures.measures import NAMES
 from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, KnownVisibility, View
+from regard.lens.visibility import Facts, RowCount
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
 ALL = slice(None)

@@ -65,7 +65,7 @@ def state(model: nn.Module) -> tuple[Any, ...]:
     )
     functions += (torch.nn.functional.softmax, torch.Tensor.softmax, torch.softmax, torch.bmm)
     switches = (torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
-    ours = (list(function_taps._bound), dict(function_taps._recorders), dict(softmax._pending), calls._watches)
+    ours = (list(function_taps._bound), dict(function_taps._recorders), dict(softmax._pending), list(calls.WATCHES))
     modules = [{key: copy_of(value) for key, value in vars(m).items()} for m in model.modules()]
     return kernels, functions, switches, list(warnings.filters), op._observers, ours, modules
 

@@ -245,7 +245,7 @@ def test_values_are_those_of_a_full_watch(name, tiles, monkeypatch):
 def test_a_look_leaves_nothing_installed():
     from torch.nn.attention import flex_attention
 
-    from regard.lens.taps.calls import active_watches
+    from regard.lens.taps.calls import WATCHES
     from regard.op import observed
 
     function, fast_path = flex_attention.flex_attention, torch.backends.mha.get_fastpath_enabled()
@@ -259,7 +259,7 @@ def test_a_look_leaves_nothing_installed():
             watching.step(3)
         assert all(module.training for module in model.modules())
         assert not observed()
-        assert not active_watches()
+        assert not WATCHES
         assert flex_attention.flex_attention is function
         assert torch.backends.mha.get_fastpath_enabled() == fast_path
         assert torch.is_grad_enabled()

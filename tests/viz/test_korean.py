@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import regard
 from regard import figures, masks
 from regard.layouts import Frame, Layout, Sides
-from regard.lens.placement import TokenPlacement
+from regard.lens.overlays import TokenPlacement
 from regard.lens.view import View
 
 TOKENS = ["나는", "고양이를", "보았다"]

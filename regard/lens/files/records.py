@@ -18,7 +18,6 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.lens.assembly import StepLink
-from regard.lens.facts import Causality, Facts, RowCount
 from regard.lens.files.container import (
     LARGEST,
     REFERENCE,
@@ -35,9 +34,10 @@ from regard.lens.files.container import (
 from regard.lens.measures.measures import Sizes
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
+from regard.lens.patterns import KeyTokens, KnownVisibility
 from regard.lens.values import OutputProjection, StoredValues
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
-from regard.lens.visibility import BiasKind, Side, dense_cells
+from regard.lens.view import PER_QUERY, Record, View
+from regard.lens.visibility import BiasKind, Causality, Facts, RowCount, Side, dense_cells
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.mask import Rule, indices
@@ -353,6 +353,7 @@ def unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     """The inverse of `pack_facts`; `where` names the record in messages."""
     stored = fields(value, f"facts of {where}", FACTS, {"edited": bool})
     batch, _, _, nk = sizes = _sizes(stored["sizes"], where)
+    rows = {name: _row_count(stored[name], sizes) for name in ("empty_rows", "unhidden_rows")}
     limits = {"bias_from": LARGEST, "softcap": LARGEST, "offset": FARTHEST}
     sound = {
         "causal": stored["causal"] in get_args(Causality),
@@ -362,7 +363,7 @@ def unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
             isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
             for item in stored["bad"]
         ),
-        **{name: _are_rows(stored[name], sizes) for name in ("empty_rows", "unhidden_rows")},
+        **{name: counts is not None for name, counts in rows.items()},
         **{name: stored[name] is None or -most <= stored[name] <= most for name, most in limits.items()},  # nor NaN
     }
     for name, right in sound.items():
@@ -376,22 +377,20 @@ def unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     padding = None
     if "padding" in references:
         padding = tensors.take(references["padding"], f"padding of {where}", ((1, batch), nk), "booleans")
-    for name in ("empty_rows", "unhidden_rows"):
-        count, tokens, example = (stored[name][key] for key in ("count", "tokens", "example"))
-        stored[name] = RowCount(count, tokens, None if example is None else tuple(example))
     bad = {name: (nans, infinities) for name, nans, infinities in stored["bad"]}
-    stored |= {"sizes": sizes, "sides": tuple(stored["sides"]), "bad": bad}
+    stored |= {"sizes": sizes, "sides": tuple(stored["sides"]), "bad": bad, **rows}
     return Facts(**stored, bands=bands, padding=padding)
 
 
-def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
+def _row_count(rows: Mapping[str, Any], sizes: Sizes) -> RowCount | None:
+    """A count of rows of a call of these sizes; None for what is none."""
     match rows:
-        case {"count": 0, "tokens": 0, "example": None}:
-            return len(rows) == 3
-        case {"count": int(count), "tokens": int(tokens), "example": [int(b), int(h), int(i)]}:
+        case {"count": 0, "tokens": 0, "example": None, **rest} if not rest:
+            return RowCount()
+        case {"count": int(count), "tokens": int(tokens), "example": [int(b), int(h), int(i)], **rest} if not rest:
             inside = all(0 <= at < size for at, size in zip((b, h, i), sizes, strict=False))
-            return len(rows) == 3 and inside and 0 <= tokens <= count <= prod(sizes[:3])
-    return False
+            return RowCount(count, tokens, (b, h, i)) if inside and 0 <= tokens <= count <= prod(sizes[:3]) else None
+    return None
 
 
 # -------------------------------------------------------------------------------------------------------- exact weights
@@ -453,8 +452,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
             raise ContentError(f"sinks of {where} have shape {tuple(sinks.shape)}, not ({heads},)")
     rule = None if mask is None else _unpack_mask(mask, sizes, f"mask of {where}", tensors)
     term = None if bias is None else _unpack_bias(bias, sizes, f"bias of {where}", tensors)
-    v = k.new_zeros(1).expand(*k.shape[:3], 1)  # exact weights do not read the values
-    call = Call(q, k, v, rule, term, scale, softcap, sinks, dropout, numpy=False, sizes=sizes)
+    call = Call(q, k, k, rule, term, scale, softcap, sinks, dropout, numpy=False, sizes=sizes)
     return ComputedWeights(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
 
 

@@ -30,7 +30,8 @@ from regard.lens.files.container import (
     write,
 )
 from regard.lens.files.records import check_runs, pack_record, unpack_record
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.lens.patterns import KeyTokens, KnownVisibility
+from regard.lens.view import PER_QUERY, View
 from regard.masks.tiles import pool
 
 if TYPE_CHECKING:

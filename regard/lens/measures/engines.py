@@ -10,9 +10,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy
-from dataclasses import dataclass
 from functools import cache
 from math import inf, isqrt, nan, prod
 from typing import Self, TypeVar
@@ -23,7 +22,7 @@ from torch import Tensor
 from regard.backends import choose, sdpa
 from regard.backends.call import Call
 from regard.devices import no_triton
-from regard.lens.measures.measures import MEASURES, MeasureOptions, Pool, Sizes, WeightTile
+from regard.lens.measures.measures import MEASURES, MeasureOptions, Place, Pool, Sizes, WeightTile
 from regard.lens.measures.weights import (
     LOG2E,
     ComputedWeights,
@@ -163,7 +162,7 @@ def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
             peak.copy_(sinks if sinks.ndim == 3 else sinks[:, None])
             total.fill_(1.0)
 
-        def add(source: _FromCall, at: _Place) -> None:
+        def add(source: _FromCall, at: Place) -> None:
             s = source.scores(at)
             before, sum_before = peak[at.queries], total[at.queries]
             higher = torch.maximum(before, s.amax(-1) * source.unit)
@@ -191,7 +190,7 @@ def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Measure
             pools[axis, part.start] = Pool(part, source.sizes[axis], wanted.size, lse)
         return pools[axis, part.start]
 
-    def add(source: _Source, at: _Place) -> None:
+    def add(source: _Source, at: Place) -> None:
         tile = source.tile(at)
         if "map" in wanted.names:
             tile.row_pool, tile.col_pool = pool(at.rows, 2), pool(at.cols, 3)
@@ -203,7 +202,7 @@ def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Measure
     return {k: v for each in measures for k, v in each.result(lse, sinks).items()}
 
 
-def _walk(source: S, add: Callable[[S, _Place], None]) -> None:
+def _walk(source: S, add: Callable[[S, Place], None]) -> None:
     """Add all visible tiles, on several threads where there are heads enough: their sums do not overlap."""
     groups = source.groups()
     threads = min(source.threads, len(groups))
@@ -228,27 +227,6 @@ def _walk(source: S, add: Callable[[S, _Place], None]) -> None:
 # -------------------------------------------------------------------------------------------------------------- tiles
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a tile lies, and whether its cells must be masked one by one."""
-
-    batch: slice
-    heads: slice
-    rows: slice
-    cols: slice
-    masked: bool
-
-    @property
-    def queries(self) -> tuple[slice, slice, slice]:
-        return self.batch, self.heads, self.rows
-
-    def tile(
-        self, s: Tensor | None, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0, t_unit: float = 1.0
-    ) -> WeightTile:
-        place = self.batch, self.heads, self.rows, self.cols
-        return WeightTile(*place, s, t, p, scratch, unit=unit, t_unit=t_unit)
-
-
 class _Source(ABC):
     """A call cut into tiles, and which of its batch rows and heads are walked together."""
 
@@ -270,7 +248,7 @@ class _Source(ABC):
         self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
 
     @abstractmethod
-    def tile(self, at: _Place) -> WeightTile:
+    def tile(self, at: Place) -> WeightTile:
         """The tile with its weights."""
 
     def apart(self) -> Self:
@@ -282,7 +260,7 @@ class _Source(ABC):
         batch, heads, _, _ = self.sizes
         return [(b, h) for b in _cut(batch, self.rows_at_once) for h in _cut(heads, self.heads_at_once)]
 
-    def tiles(self, batch: slice, heads: slice) -> Iterator[_Place]:
+    def tiles(self, batch: slice, heads: slice) -> Iterator[Place]:
         """The visible tiles of some batch rows and heads."""
         kinds: list[list[list[int]]] | None = None  # the least and the most visible kind of each tile
         if self.kinds is not None:
@@ -292,7 +270,7 @@ class _Source(ABC):
             for c, cols in enumerate(_cut(self.sizes[3], self.size[1])):
                 low, high = (FULL, FULL) if kinds is None else kinds[r][c]
                 if high != EMPTY:
-                    yield _Place(batch, heads, rows, cols, masked=low != FULL)
+                    yield Place(batch, heads, rows, cols, masked=low != FULL)
 
 
 class _FromCall(_Source):
@@ -326,16 +304,16 @@ class _FromCall(_Source):
         other._allocate()
         return other
 
-    def tile(self, at: _Place) -> WeightTile:
+    def tile(self, at: Place) -> WeightTile:
         """s, t = s − lse and p = e^t."""
         s = self.scores(at)
         _, t, p, scratch = self._tile_buffers(s.shape)
         torch.add(self.minus_lse[at.queries], s, alpha=self.unit, out=t)
         if at.masked or self.term is not None:  # a bias, too, may hold −∞
             t.clamp_(min=torch.finfo(t.dtype).min)
-        return at.tile(s, t, exponentials(t, out=p), scratch, unit=self.unit)
+        return WeightTile(at, s, t, exponentials(t, out=p), scratch, unit=self.unit)
 
-    def scores(self, at: _Place) -> Tensor:
+    def scores(self, at: Place) -> Tensor:
         """The scores (b, h, r, c) in units of `unit`, −∞ where hidden; the next call overwrites them."""
         call = self.call
         q, k = self.q[at.queries].to(self.wide), self._keys(at).to(self.wide)
@@ -352,7 +330,7 @@ class _FromCall(_Source):
             s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
         return s
 
-    def _keys(self, at: _Place) -> Tensor:
+    def _keys(self, at: Place) -> Tensor:
         """The keys that these heads read, (b, 1 or h, c, D)."""
         first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
         k = self.k[at.batch, first : last + 1, at.cols]
@@ -364,7 +342,7 @@ class _FromCall(_Source):
             self.buffers[shape] = self.space[:, : prod(shape)].view(4, *shape).unbind()
         return self.buffers[shape]
 
-    def _read(self, rule: Mask | Bias, bound: IndexRule, at: _Place) -> Tensor:
+    def _read(self, rule: Mask | Bias, bound: IndexRule, at: Place) -> Tensor:
         """The cells of a mask or bias in a tile: a view of dense ones, else computed."""
         place = (*at.queries, at.cols)
         if isinstance(rule, DenseMask):
@@ -400,7 +378,7 @@ class _FromProducts(_FromCall):
         super()._allocate()
         self.rows: tuple[tuple[slice, slice, slice] | None, Tensor] = None, self.q
 
-    def tile(self, at: _Place) -> WeightTile:
+    def tile(self, at: Place) -> WeightTile:
         """t = log₂ p, and p = 2^t."""
         q, k = self._with_lse(at), self._keys(at).to(self.wide)
         t, p, scratch, _ = self._tile_buffers((*q.shape[:3], k.shape[2]))
@@ -411,9 +389,9 @@ class _FromProducts(_FromCall):
             else:
                 kept, never = self._bits(at)  # a seventh of what masked_fill_ takes, and no NaN of a hidden key stays
                 t.view(torch.int32).bitwise_and_(kept).bitwise_or_(never)
-        return at.tile(None, t, torch.exp2(t, out=p), scratch, t_unit=1 / LOG2E)
+        return WeightTile(at, None, t, torch.exp2(t, out=p), scratch, t_unit=1 / LOG2E)
 
-    def _bits(self, at: _Place) -> tuple[Tensor, Tensor]:
+    def _bits(self, at: Place) -> tuple[Tensor, Tensor]:
         """All bits where visible, and those of `NEVER` where hidden, (r, c), of a mask that depends on j − i alone."""
         assert self.call.mask is not None
         assert self.see is not None
@@ -425,7 +403,7 @@ class _FromProducts(_FromCall):
             self.bits[place] = -seen.to(torch.int32), never
         return self.bits[place]
 
-    def _with_lse(self, at: _Place) -> Tensor:
+    def _with_lse(self, at: Place) -> Tensor:
         """A tile's queries, scaled, with −lse as one more column: (b, h, r, D + 1), kept for the tiles beside it."""
         if self.rows[0] != at.queries:
             q = self.q[at.queries].to(self.wide) * (self.call.scale * LOG2E)
@@ -441,11 +419,11 @@ class _FromScores(_Source):
         super().__init__((batch, heads, nq, nk), weights.device, None)
         self.s, self.p, self.wide = scores, weights, wide
 
-    def tile(self, at: _Place) -> WeightTile:
+    def tile(self, at: Place) -> WeightTile:
         part = (*at.queries, at.cols)
         s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
         t = p.log().clamp_(min=torch.finfo(self.wide).min)
-        return at.tile(s, t, p, torch.empty_like(t))
+        return WeightTile(at, s, t, p, torch.empty_like(t))
 
 
 class _FromTiles(_Source):
@@ -461,11 +439,11 @@ class _FromTiles(_Source):
         rows = max(1, self.size[0] * together // max(1, heads * batch))
         self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
 
-    def tile(self, at: _Place) -> WeightTile:
+    def tile(self, at: Place) -> WeightTile:
         p = self.source.tile(at.rows, at.cols)
         s = p.abs().log()  # edited weights may be negative
         t = s.clamp(min=torch.finfo(s.dtype).min)
-        return at.tile(s, t, p, torch.empty_like(t))
+        return WeightTile(at, s, t, p, torch.empty_like(t))
 
 
 def _part(x: Tensor, place: tuple[slice, ...]) -> Tensor:
@@ -520,7 +498,8 @@ def share_out(units: Iterable[T], begin: Callable[[], Callable[[T], None]], thre
                     return
                 step(unit)
 
-    running = _THREADS.start(work, threads)
+    pool = _pool(max(threads, available()))
+    running = [pool.submit(work) for _ in range(threads)]
     try:
         for each in running:
             each.result()
@@ -530,49 +509,44 @@ def share_out(units: Iterable[T], begin: Callable[[], Callable[[T], None]], thre
         raise
 
 
-class _Threads:
-    """A pool of threads that is kept: a new thread costs as much as a small tile does."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start without a pool, as a forked process must."""
-        self.lock, self.setting, self.count = threading.Lock(), threading.Lock(), 0
-        self.pool: ThreadPoolExecutor | None = None
-
-    def start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
-        with self.lock:
-            if self.count < count:
-                if self.pool is not None:
-                    self.pool.shutdown(wait=False)  # its threads end when their work is done
-                self.pool, self.count = ThreadPoolExecutor(count, "regard", self._run_on_one_core), count
-            assert self.pool is not None
-            return [self.pool.submit(work) for _ in range(count)]
-
-    def _run_on_one_core(self) -> None:
-        """Keep torch from splitting the operations of this new thread.
-
-        torch keeps the number for each thread and, beside it, the last number that was set, with which new threads
-        begin: another thread puts that back at once.
-        """
-        with self.setting:
-            before = torch.get_num_threads()
-            ready, done = threading.Event(), threading.Event()
-
-            def put_back() -> None:
-                ready.set()
-                done.wait()
-                torch.set_num_threads(before)
-
-            other = threading.Thread(target=put_back)
-            other.start()
-            ready.wait()
-            torch.set_num_threads(1)
-            done.set()
-            other.join()
+_setting = threading.Lock()
 
 
-_THREADS = _Threads()
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that are kept: a new one costs as much as a small tile does."""
+    return ThreadPoolExecutor(threads, "regard", _run_on_one_core)
+
+
+def _run_on_one_core() -> None:
+    """Keep torch from splitting the operations of this new thread.
+
+    torch keeps the number for each thread and, beside it, the last number that was set, with which new threads begin:
+    another thread puts that back at once.
+    """
+    with _setting:
+        before = torch.get_num_threads()
+        ready, done = threading.Event(), threading.Event()
+
+        def put_back() -> None:
+            ready.set()
+            done.wait()
+            torch.set_num_threads(before)
+
+        other = threading.Thread(target=put_back)
+        other.start()
+        ready.wait()
+        torch.set_num_threads(1)
+        done.set()
+        other.join()
+
+
+def _after_fork_in_child() -> None:
+    """The child has none of the threads."""
+    global _setting
+    _setting = threading.Lock()
+    _pool.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_THREADS.reset)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

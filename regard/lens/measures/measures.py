@@ -97,14 +97,27 @@ class Pool:
         return x.view(*x.shape[:3], self.count, -1).sum(4) if self.even else x @ self.member.mT
 
 
-@dataclass
-class WeightTile:
-    """One visible tile of some batch rows and heads. Measures read it; they may write to `scratch` alone."""
+@dataclass(frozen=True)
+class Place:
+    """Where a tile lies, and whether its cells must be masked one by one."""
 
     batch: slice
     heads: slice
     rows: slice
     cols: slice
+    masked: bool = False
+
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        """Where its rows are in a (B, H, Nq) tensor."""
+        return self.batch, self.heads, self.rows
+
+
+@dataclass
+class WeightTile:
+    """One visible tile of some batch rows and heads. Measures read it; they may write to `scratch` alone."""
+
+    at: Place
     s: Tensor | None  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden; None: they are t + lse
     t: Tensor  # (b, h, r, c) s − lse = ln p in units of `t_unit`, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights
@@ -119,11 +132,6 @@ class WeightTile:
         """Sums over the rows of each map cell, (b, h, cells, c): what the map and the received mass share."""
         assert self.row_pool is not None
         return self.row_pool.rows(self.p)
-
-    @property
-    def queries(self) -> tuple[slice, slice, slice]:
-        """Where this tile's rows are in a (B, H, Nq) tensor."""
-        return self.batch, self.heads, self.rows
 
 
 # ----------------------------------------------------------------------------------------------------------- measures
@@ -151,7 +159,7 @@ class _Entropy:
         self.sum = like.new_zeros(sizes[:3])
 
     def add(self, tile: WeightTile) -> None:
-        self.sum[tile.queries].add_(torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1), alpha=tile.t_unit)
+        self.sum[tile.at.queries].add_(torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1), alpha=tile.t_unit)
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"entropy": finish_entropy(-self.sum, lse, sinks)}
@@ -178,7 +186,7 @@ class _Received:
         self.sum = like.new_zeros(sizes[0], sizes[1], sizes[3])
 
     def add(self, tile: WeightTile) -> None:
-        keys = tile.batch, tile.heads, tile.cols
+        keys = tile.at.batch, tile.at.heads, tile.at.cols
         _add(self.sum[keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
@@ -192,13 +200,13 @@ class _MaxLogit:
         self.lse, self.largest = like, like.new_full(sizes[:3], -inf)
 
     def add(self, tile: WeightTile) -> None:
-        part = self.largest[tile.queries]
+        part = self.largest[tile.at.queries]
         if tile.s is not None:
             largest = tile.s.amax(-1) * tile.unit
         else:
             largest = tile.t.amax(-1)
             hidden = largest < LEAST
-            largest = largest.mul_(tile.t_unit).add_(self.lse[tile.queries]).masked_fill_(hidden, -inf)
+            largest = largest.mul_(tile.t_unit).add_(self.lse[tile.at.queries]).masked_fill_(hidden, -inf)
         torch.maximum(part, largest, out=part)
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
@@ -212,7 +220,7 @@ class _Effective:
         self.sum = like.new_zeros(sizes[:3])
 
     def add(self, tile: WeightTile) -> None:
-        _add(self.sum[tile.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
+        _add(self.sum[tile.at.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         return {"effective": finish_effective(self.sum, lse, sinks)}
@@ -235,7 +243,7 @@ class _Map:
     def add(self, tile: WeightTile) -> None:
         assert tile.row_pool is not None
         assert tile.col_pool is not None
-        part = self.sum[tile.batch, tile.heads, tile.row_pool.cells, tile.col_pool.cells]
+        part = self.sum[tile.at.batch, tile.at.heads, tile.row_pool.cells, tile.col_pool.cells]
         _add(part, tile.col_pool.columns(tile.by_cell))
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
@@ -270,11 +278,11 @@ class _TopKeys:
                 first, where = tile.s[unsettled].sort(dim=-1, descending=True, stable=True)
                 best[unsettled], at[unsettled] = first[:, :count], where[:, :count]
         # 2. Sorted with those so far, the lower key first among equals; places still empty have −1, before hidden keys.
-        score = torch.cat([self.score[tile.queries], best * tile.unit], -1)
-        key, order = torch.cat([self.key[tile.queries], at + tile.cols.start], -1).sort(dim=-1, stable=True)
+        score = torch.cat([self.score[tile.at.queries], best * tile.unit], -1)
+        key, order = torch.cat([self.key[tile.at.queries], at + tile.at.cols.start], -1).sort(dim=-1, stable=True)
         score, by_score = score.gather(-1, order).sort(dim=-1, descending=True, stable=True)
         key = key.gather(-1, by_score)
-        self.score[tile.queries], self.key[tile.queries] = score[..., :count], key[..., :count]
+        self.score[tile.at.queries], self.key[tile.at.queries] = score[..., :count], key[..., :count]
 
     def result(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         score, key, next_ = self.score[..., : self.k], self.key[..., : self.k], self.score[..., self.k]

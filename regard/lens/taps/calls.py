@@ -17,7 +17,7 @@ from inspect import CO_VARARGS
 from math import inf
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from regard.masks.biases import DenseBias
 from regard.masks.mask import four_axes, indices, part_of
 from regard.nn.projections import ContextKeys
 from regard.op import BeamObserver, attention
+
+if TYPE_CHECKING:
+    from regard.lens.taps.interception import Interceptor
 
 Source = Literal["sdpa", "softmax", "flex", "flash_attn", "regard"]
 """What was tapped: torch's fused kernels, a softmax by hand, FlexAttention, the flash_attn package, our operation."""
@@ -167,31 +170,28 @@ def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return visible if some_hidden else None, added if some_added else None
 
 
-def has_packed_heads(callers: Sequence[Caller], q: Tensor, k: Tensor) -> bool:
-    """Whether heads of one query stand in q (B, H, Nq, D) as if they were queries of one head.
+def unpacked(
+    callers: Sequence[Caller], q: Tensor, k: Tensor, cells: Tensor | None, output: Tensor, lse: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """q, mask, output and lse of a call of SDPA as (B, H, 1, …), if heads of one query stand in q as queries of a head.
 
     From 5.23 on, transformers gives SDPA a step of a generation as (B, Hkv, H / Hkv, D), so that the keys that heads
     share are not repeated. It is known by the module, which is given one position and says how many heads share keys.
     """
-    return q.ndim == k.ndim == 4 and any(
+    packed = q.ndim == k.ndim == 4 and any(
         1 < q.shape[2] == getattr(caller.module, "num_key_value_groups", 1)
         and q.shape[1] == k.shape[1]
         and caller.input_shape[:2] == (q.shape[0], 1)
         for caller in callers
     )
-
-
-def unpack_heads(x: Tensor) -> Tensor:
-    """(B, Hkv, heads of one query, …) → (B, H, 1, …)."""
-    return x.flatten(1, 2).unsqueeze(2)
-
-
-def unpack_cells(cells: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask of a call whose q has packed heads, for the heads unpacked."""
-    cells = None if cells is None else dense_cells(four_axes(cells))
-    if cells is None or cells.shape[1:3].numel() == 1:
-        return cells  # all heads have one mask
-    return unpack_heads(cells.expand(-1, *q.shape[1:3], -1))
+    if not packed:
+        return q, cells, output, lse
+    if cells is not None:
+        cells = dense_cells(four_axes(cells))
+        if cells.shape[1:3].numel() > 1:  # not one mask for all heads
+            cells = cells.expand(-1, *q.shape[1:3], -1).flatten(1, 2).unsqueeze(2)
+    q, output = (x.flatten(1, 2).unsqueeze(2) for x in (q, output))
+    return q, cells, output, None if lse is None else lse.flatten(1, 2).unsqueeze(2)
 
 
 def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:
@@ -295,11 +295,6 @@ _OP = attention.__code__
 T = TypeVar("T")
 
 
-FunctionEditor = Callable[["Caller", ObservedCall, dict[str, Any], Any], tuple[ObservedCall, Any]]
-"""Called with a call of FlexAttention, its arguments and its result; returns what stands in the place of call and
-result."""
-
-
 @dataclass(eq=False)
 class WatchedModel:
     """One watched model: its modules by identity, the callbacks, and errors of ours."""
@@ -307,7 +302,7 @@ class WatchedModel:
     model: nn.Module
     on_call: Callable[[ObservedCall], None]
     on_beams: BeamObserver | None = None
-    on_function: FunctionEditor | None = None
+    interceptor: Interceptor | None = None  # which may replace the outputs of its calls
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
@@ -348,29 +343,13 @@ class Caller:
     calls: dict[WatchedModel, int] | None = None  # that this run of compiled code has made so far
 
 
-_watches: tuple[WatchedModel, ...] = ()
+WATCHES: list[WatchedModel] = []
+"""What calls are reported to."""
 
 
 def active() -> bool:
     """Whether a model is watched and this thread is not measuring."""
-    return bool(_watches) and not HERE.quiet
-
-
-def add_watch(watch: WatchedModel) -> None:
-    """Start to report to a watch."""
-    global _watches
-    _watches = (*_watches, watch)
-
-
-def remove_watch(watch: WatchedModel) -> None:
-    """Stop to report to a watch."""
-    global _watches
-    _watches = tuple(w for w in _watches if w is not watch)
-
-
-def active_watches() -> tuple[WatchedModel, ...]:
-    """The watches that are reported to."""
-    return _watches
+    return bool(WATCHES) and not HERE.quiet
 
 
 def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
@@ -385,7 +364,7 @@ def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | 
     try:
         callers = list(_walk(frame, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
-        for watch in _watches:
+        for watch in tuple(WATCHES):
             watch.errors.append(("", without_frames(problem)))
         return []
     if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -430,7 +409,7 @@ def _is_stand_in(x: object) -> bool:
 
 
 def _walk(frame: FrameType | None, through: type[nn.Module] | tuple[()]) -> Iterator[Caller]:
-    waiting, compiled, inside_op, entry = list(_watches), False, False, None
+    waiting, compiled, inside_op, entry = list(WATCHES), False, False, None
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
@@ -463,7 +442,7 @@ def _first_shape(frame: FrameType) -> tuple[int, ...]:
 
 def is_parameter(x: Tensor) -> bool:
     """Whether a tensor lies in a parameter or a buffer of a watched model."""
-    return any(at in watch.storages for at in _storage(x) for watch in _watches)
+    return any(at in watch.storages for at in _storage(x) for watch in tuple(WATCHES))
 
 
 def _storage(x: Tensor) -> Iterator[int]:
@@ -501,6 +480,11 @@ def calling_frame() -> FrameType | None:
     while frame is not None and frame.f_code in INTERCEPTORS:
         frame = frame.f_back
     return frame
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module went through torch.compile or its own compile()."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 
 def original_path(name: str) -> str:

@@ -165,55 +165,34 @@ class _Untouchable:
 # ------------------------------------------------------------------------------------------------ reading the calls
 
 
-@dataclass(frozen=True, eq=False)
-class FunctionCall:
-    """One call of a function."""
+Arguments = dict[str, Any]
 
-    arguments: dict[str, Any]  # declared arguments by name
-    extra: dict[str, Any]  # keyword arguments beyond them
-    out: Any
-    kernel: KernelResult | None  # of the kernel that ran inside it
-
-    @classmethod
-    def of(
-        cls, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, kernel: KernelResult | None
-    ) -> FunctionCall:
-        """Name the arguments, with defaults filled in."""
-        bound = signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        loose = [name for name, p in signature(function).parameters.items() if p.kind is Parameter.VAR_KEYWORD]
-        extra = {name: value for key in loose for name, value in bound.arguments[key].items()}
-        return cls({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, kernel)
+Reader = Callable[[Arguments, Any, KernelResult | None], ObservedCall]
+"""Reads a call from its arguments by name, what it returned, and the result of the kernel that ran inside it."""
 
 
-Reader = Callable[[FunctionCall], ObservedCall]
-
-
-def read_flex(call: FunctionCall, *, compiled: bool) -> ObservedCall:
+def read_flex(arguments: Arguments, out: Any, kernel: KernelResult | None, *, compiled: bool) -> ObservedCall:
     """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`. The compiled kernel uses the blocks."""
-    arguments = call.arguments | call.extra
-    output = _first(call.out)
+    output = _first(out)
     if arguments.get("score_mod") is not None:
         trouble = (
             "score_mod is a function of the score, and cannot be taken apart into scale, softcap and bias; "
             "what block_mask can say, and a scale, are read"
         )
-        lse = flex_lse(call.out)
-        return ObservedCall(source="flex", kernel="flex_attention", output=output, lse=lse, trouble=trouble)
+        return ObservedCall(source="flex", kernel="flex_attention", output=output, lse=flex_lse(out), trouble=trouble)
     batch, heads = arguments["query"].shape[:2]
     mask = flex_mask(arguments.get("block_mask"), batch, heads, compiled=compiled)
     make = partial(
         read_call, arguments["query"], arguments["key"], arguments["value"], mask=mask, scale=arguments.get("scale")
     )
-    return observed("flex", "flex_attention", make, output, flex_lse(call.out))
+    return observed("flex", "flex_attention", make, output, flex_lse(out))
 
 
-def read_hugging_face(call: FunctionCall) -> ObservedCall:
+def read_hugging_face(arguments: Arguments, out: Any, kernel: KernelResult | None) -> ObservedCall:
     """`flex_attention_forward(module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)`.
 
     What it adds to the scores is known here by name, where FlexAttention itself is given a function of them.
     """
-    arguments = call.arguments
     q, k, v, sinks = arguments["query"], arguments["key"], arguments["value"], arguments.get("s_aux")
 
     def make() -> Call:
@@ -235,18 +214,17 @@ def read_hugging_face(call: FunctionCall) -> ObservedCall:
         )
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
-    lse = call.kernel.lse if call.kernel is not None and sinks is None else None
-    return observed("flex", "flex_attention", make, _first(call.out).transpose(1, 2), lse)
+    lse = kernel.lse if kernel is not None and sinks is None else None
+    return observed("flex", "flex_attention", make, _first(out).transpose(1, 2), lse)
 
 
-def read_flash(call: FunctionCall) -> ObservedCall:
+def read_flash(arguments: Arguments, out: Any, kernel: KernelResult | None) -> ObservedCall:
     """`flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, …)`.
 
     Its layout is (B, N, H, D); causal and window are lower-right.
     """
-    arguments = call.arguments | call.extra
     q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
-    output = _first(call.out).transpose(1, 2)
+    output = _first(out).transpose(1, 2)
     if arguments.get("alibi_slopes") is not None:
         trouble = "alibi_slopes of flash_attn are not read yet"
         return ObservedCall(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
@@ -266,7 +244,7 @@ def read_flash(call: FunctionCall) -> ObservedCall:
         softcap=arguments.get("softcap") or None,
         dropout=arguments.get("dropout_p", 0.0),
     )
-    lse = call.out[1] if isinstance(call.out, tuple) else None
+    lse = out[1] if isinstance(out, tuple) else None
     return observed("flash_attn", "flash_attn_func", make, output, lse)
 
 
@@ -275,7 +253,7 @@ def reader_of_flash(name: str) -> Reader:
     if name == "flash_attn_func":
         return read_flash
     why = "packed sequences are not taken apart yet" if "varlen" in name else "only flash_attn_func is read yet"
-    return lambda made: ObservedCall(source="flash_attn", kernel=name, trouble=f"{name}: {why}")
+    return lambda arguments, out, kernel: ObservedCall(source="flash_attn", kernel=name, trouble=f"{name}: {why}")
 
 
 def flex_lse(out: Any) -> Tensor | None:
@@ -471,16 +449,20 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
         if HERE.inside:
             HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
             return out
-        call = FunctionCall.of(inner, args, kwargs, out, kernel)
-        editing = [caller for caller in callers if caller.watch.on_function is not None]
+        bound = signature(inner).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name, parameter in signature(inner).parameters.items():
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name)
+        editing = [(caller.watch.interceptor, caller) for caller in callers if caller.watch.interceptor is not None]
         if not editing:
-            deliver(callers, lambda: reader(call))
+            deliver(callers, lambda: reader(arguments, out, kernel))
             return out
         with measuring():
-            observed = reader(call)
-        for caller in editing:
-            assert caller.watch.on_function is not None
-            observed, out = caller.watch.on_function(caller, observed, call.arguments, out)
+            observed = reader(arguments, out, kernel)
+        for interceptor, caller in editing:
+            observed, out = interceptor.on_function(caller, observed, arguments, out)
         deliver(callers, lambda: observed)
         return out
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import torch
@@ -23,27 +23,26 @@ from regard.checks import untraced
 from regard.lens.taps import functions
 from regard.lens.taps.calls import (
     HERE,
+    WATCHES,
     Caller,
-    FunctionEditor,
     KernelResult,
     ObservedCall,
     WatchedModel,
-    active_watches,
-    add_watch,
     deliver,
     detached,
     find_callers,
-    has_packed_heads,
+    is_compiled,
     read_call,
-    remove_watch,
-    unpack_cells,
-    unpack_heads,
+    unpacked,
     without_frames,
 )
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
 from regard.masks.mask import four_axes
 from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
+
+if TYPE_CHECKING:
+    from regard.lens.taps.interception import Interceptor
 
 MATH = "_scaled_dot_product_attention_math"
 FLASH = "_scaled_dot_product_flash_attention"
@@ -101,9 +100,7 @@ class FusedTap:
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
         # both are one, and torch's lower-right bias gives it others.
         order = causal() if self.name == FLASH else causal(offset=0)
-        if has_packed_heads(callers, q, k):
-            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
-            lse = None if lse is None else unpack_heads(lse)
+        q, cells, output, lse = unpacked(callers, q, k, cells, output, lse)
         mask = order if arguments["is_causal"] else None
         read = partial(
             read_call, q, k, v, cells=cells, mask=mask, scale=arguments["scale"], dropout=arguments["dropout_p"]
@@ -134,7 +131,7 @@ class Taps:
         on_call: called with an `ObservedCall` after each attention call, in the thread that made it, under
             `measuring()`.
         on_beams: called for beam searches of regard's own models, see `regard.op.observe_beams`.
-        on_function: called with each call of FlexAttention, whose result it may replace.
+        interceptor: may replace the outputs of calls.
 
     Attributes:
         watch: what calls are reported to, while they are installed.
@@ -149,13 +146,13 @@ class Taps:
         model: nn.Module,
         on_call: Callable[[ObservedCall], None],
         on_beams: BeamObserver | None = None,
-        on_function: FunctionEditor | None = None,
+        interceptor: Interceptor | None = None,
     ) -> None:
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
         self._begin = partial(
-            WatchedModel, model, on_call, on_beams, on_function, self.errors, self._unconfirmed, self._chained
+            WatchedModel, model, on_call, on_beams, interceptor, self.errors, self._unconfirmed, self._chained
         )
 
     @property
@@ -181,7 +178,7 @@ class Taps:
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
             self._finalizer = finalize(self, _release, self.watch)
             with _LOCK:
-                add_watch(self.watch)
+                WATCHES.append(self.watch)
                 _install(self.watch.model)
             return self
         except BaseException:
@@ -225,9 +222,10 @@ _warned = False  # did torch say that a kernel was covered?
 def _release(watch: WatchedModel) -> None:
     """End a watch, and what is installed with the last one."""
     with _LOCK:
-        remove_watch(watch)
+        if watch in WATCHES:
+            WATCHES.remove(watch)
         drop_pending(watch)
-        if not active_watches():
+        if not WATCHES:
             _remove()
 
 
@@ -243,7 +241,7 @@ def _install(model: nn.Module) -> None:
         _cover()
         _installed = True
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
-    if "_orig_mod" not in model._modules and model._compiled_call_impl is None:
+    if not is_compiled(model):
         functions.bind(model)
 
 
@@ -306,7 +304,7 @@ def _after_fork_in_child() -> None:
     """The child has one thread: watches that others entered are over in it, and no lock that they held is."""
     global _LOCK
     _LOCK = RLock()
-    if active_watches():
+    if WATCHES:
         forget_other_threads()
         # Until Python 3.12 a cached_property has one lock for all objects, held while it computes, as measuring does.
         ours = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] == "regard"]
@@ -314,10 +312,8 @@ def _after_fork_in_child() -> None:
             for value in vars(holder).values():
                 if isinstance(value, cached_property) and hasattr(value, "lock"):
                     value.lock = RLock()
-    for watch in active_watches():
-        if watch.thread != get_ident():
-            remove_watch(watch)
-    if not active_watches():
+    WATCHES[:] = [watch for watch in WATCHES if watch.thread == get_ident()]
+    if not WATCHES:
         _remove()
 
 
@@ -344,7 +340,7 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
 
 def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
     """Called by `regard.op` after each beam search."""
-    for watch in active_watches():
+    for watch in tuple(WATCHES):
         if watch.on_beams is not None:
             try:
                 watch.on_beams(rows, passes)

@@ -22,30 +22,28 @@ from torch.library import Library
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.assembly import RunTracker, key_marks
-from regard.lens.facts import read_weights
 from regard.lens.taps.calls import (
     HERE,
     INTERCEPTORS,
+    WATCHES,
     Caller,
     KernelResult,
     Kind,
     ObservedCall,
     Source,
-    WatchedModel,
     attempt,
     deliver,
     detached,
     find_callers,
-    has_packed_heads,
+    is_compiled,
     measuring,
     read_call,
     trusted_lse,
-    unpack_cells,
-    unpack_heads,
+    unpacked,
 )
 from regard.lens.taps.installation import Taps
 from regard.lens.taps.softmax import same_numbers
-from regard.lens.visibility import summarise_mask
+from regard.lens.visibility import read_weights, summarise_mask
 from regard.masks import causal
 from regard.masks.mask import four_axes
 from regard.op import add_editor, remove_editor
@@ -109,11 +107,7 @@ class Interceptor:
     """
 
     def __init__(self, model: nn.Module, on_call: OnCall, *, reads: bool = False) -> None:
-        compiled = [
-            name or type(module).__name__
-            for name, module in model.named_modules()
-            if "_orig_mod" in module._modules or module._compiled_call_impl is not None
-        ]
+        compiled = [name or type(module).__name__ for name, module in model.named_modules() if is_compiled(module)]
         if compiled:
             raise ValueError(
                 f"{compiled[0]!r} is compiled, and calls inside compiled code cannot be changed; use the model before "
@@ -125,24 +119,23 @@ class Interceptor:
         self._reached: set[str] = set()
         self._runs, self._counts, self._queries = RunTracker(), dict[str, int](), dict[str, int]()
         self._lock = RLock()
-        self._taps = Taps(model, self._observed, on_function=self._on_function)
+        self._taps = Taps(model, self._observed, interceptor=self)
 
     def __enter__(self) -> Interceptor:
         self._taps.__enter__()
         try:
-            assert self._taps.watch is not None
-            _add(self._taps.watch, self)
+            _install()
         except BaseException:
             self._taps.close()
+            _remove()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._taps.watch is not None:
-            _remove(self._taps.watch)
         self._taps.close()
+        _remove()
         self._runs.close()
         for name in self.names:
             if name not in self._reached:
@@ -220,10 +213,10 @@ class Interceptor:
         changed = self.hand_over(intercepted, observed.marks)
         return None if changed is None else (changed[1], intercepted.edited_weights)
 
-    def _on_function(
+    def on_function(
         self, caller: Caller, observed: ObservedCall, arguments: dict[str, Any], out: Any
     ) -> tuple[ObservedCall, Any]:
-        """Called by the recorders of FlexAttention and flash_attn, before the call is reported."""
+        """Hand over a call of FlexAttention or flash_attn before it is reported; the call and the result that stand."""
         if observed.call is None or observed.output is None:
             self.reasons[caller.path] = observed.trouble or "the call could not be read"
             return observed, out
@@ -249,42 +242,40 @@ class Interceptor:
 # -------------------------------------------------------------------------------------------------------- installation
 
 _LOCK = RLock()
-_interceptors: dict[int, Interceptor] = {}  # by the identity of their watch
 _library: Library | None = None
 
 
-def _add(watch: WatchedModel, interceptor: Interceptor) -> None:
+def _install() -> None:
     global _library
     with _LOCK:
-        _interceptors[id(watch)] = interceptor
-        if _library is None:
-            keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
-            overrides: list[tuple[str, SdpaInterception | ProductInterception, str]] = []
-            for key in (*keys, *(f"Autograd{key}" for key in keys)):
-                overrides.append((SDPA, SdpaInterception(key), key))
-            for key in (f"Autograd{key}" for key in keys):
-                overrides += [(name, ProductInterception(name, key), key) for name in ("bmm", "mm")]
-            _library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-            for name, override, key in overrides:
-                untraced("only calls of a model that is edited are changed")(type(override).__call__)
-                _library.impl(name, override, key, with_keyset=True, allow_override=True)  # type: ignore
-            add_editor(_edit_operation)
+        if _library is not None:
+            return
+        devices = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
+        autograd = [f"Autograd{device}" for device in devices]
+        overrides: list[tuple[str, str, SdpaInterception | ProductInterception]] = [
+            *((SDPA, key, SdpaInterception(key)) for key in (*devices, *autograd)),
+            *((name, key, ProductInterception(name, key)) for key in autograd for name in ("bmm", "mm")),
+        ]
+        _library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name, key, override in overrides:
+            untraced("only calls of a model that is edited are changed")(type(override).__call__)
+            _library.impl(name, override, key, with_keyset=True, allow_override=True)  # type: ignore
+        add_editor(_edit_operation)
 
 
-def _remove(watch: WatchedModel) -> None:
+def _remove() -> None:
+    """Remove what is installed, if nothing is intercepted any more."""
     global _library
     with _LOCK:
-        _interceptors.pop(id(watch), None)
-        if not _interceptors and _library is not None:
+        if _library is not None and all(watch.interceptor is None for watch in tuple(WATCHES)):
             remove_editor(_edit_operation)
             _library._destroy()  # type: ignore[no-untyped-call]
             _library = None
 
 
 def _intercepting(callers: list[Caller]) -> list[tuple[Interceptor, Caller]]:
-    interceptors = [
-        (_interceptors[id(caller.watch)], caller) for caller in callers if id(caller.watch) in _interceptors
-    ]
+    """The interceptors of a call; those that only read come last."""
+    interceptors = [(caller.watch.interceptor, caller) for caller in callers if caller.watch.interceptor is not None]
     return sorted(interceptors, key=lambda one: one[0].reads)
 
 
@@ -313,10 +304,7 @@ class SdpaInterception:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         arguments = dict(zip(names, args, strict=False)) | kwargs
         q, k, v = (arguments[name] for name in names[:3])
-        cells, output, lse = arguments.get("attn_mask"), four_axes(out), kernel.lse
-        if has_packed_heads(callers, q, k):
-            q, cells, output = unpack_heads(q), unpack_cells(cells, q), unpack_heads(output)
-            lse = None if lse is None else unpack_heads(lse)
+        q, cells, output, lse = unpacked(callers, q, k, arguments.get("attn_mask"), four_axes(out), kernel.lse)
         call = read_call(
             q, k, v, cells=cells, mask=causal(offset=0) if arguments.get("is_causal") else None, detach=False,
             scale=arguments.get("scale"), dropout=arguments.get("dropout_p", 0.0),
@@ -350,7 +338,7 @@ class ProductInterception:
             out: Tensor = self.kernel.call_boxed(keyset, left, right)
         finally:
             HERE.held = None
-        editing = [(_interceptors[id(caller.watch)], own) for caller, own in held if id(caller.watch) in _interceptors]
+        editing = [(caller.watch.interceptor, own) for caller, own in held if caller.watch.interceptor is not None]
         edited = False
         for interceptor, observed in editing:
             changed = None if interceptor.reads else interceptor.on_product(observed, left, right, out)

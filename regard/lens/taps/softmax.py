@@ -91,7 +91,7 @@ class _Candidate:
     site: tuple[int, ...]  # where in its module it was called
     heads: int
     version: int  # of the scores
-    stamp: Stamp  # of the weights
+    stamp: tuple[int, Tensor, Tensor]  # of the weights
     random: Tensor
     blended: bool = False  # weights of its shape were edited while it waited: it may be a part of them
     deferred: tuple[_Use, _Product] | None = None  # a use that may be a product of another q and k: the next call tells
@@ -240,9 +240,9 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
         _list_unconfirmed(callers, scores, [])
         return
     with measuring():
-        stamp, random = Stamp.of(weights), random_state(weights.device)
+        mark, random = stamp(weights), random_state(weights.device)
     heads = _heads(callers[0], list(scores.shape[:-2]), scores.shape[-2])
-    candidate = _Candidate(callers, scores, weights, products, site, heads, version_of(scores), stamp, random)
+    candidate = _Candidate(callers, scores, weights, products, site, heads, version_of(scores), mark, random)
     with _LOCK:
         _pending.setdefault(threading.get_ident(), []).append(candidate)
 
@@ -352,7 +352,9 @@ def _compare(
     """Are the first or second operand's numbers the weights of a candidate, dropped out perhaps, or others?"""
     columns = operand.shape[2]
     weights = candidate.weights.detach()[..., :columns]
-    sink, intact = columns < candidate.weights.shape[-1], candidate.stamp.fits(candidate.weights)
+    sink = columns < candidate.weights.shape[-1]
+    (version, *sums), (version_before, *sums_before) = stamp(candidate.weights), candidate.stamp
+    intact = version == version_before and all(map(same_numbers, sums, sums_before))
     use = partial(_Use, candidate, product, sink=sink)
 
     # 1. In the memory of the softmax output: unchanged, or edited in place.
@@ -481,26 +483,13 @@ def _numbers_of_heads(module: nn.Module | None) -> Iterator[int]:
 # ---------------------------------------------------------------------------- are applied weights those of the softmax?
 
 
-@dataclass(frozen=True, eq=False)
-class Stamp:
+def stamp(x: Tensor) -> tuple[int, Tensor, Tensor]:
     """Tells whether a tensor was written to since: its version counter, and the sums of its rows and columns.
 
     Inference tensors have no version counter, and writes through `.data` do not count, hence the sums.
     """
-
-    version: int
-    sums: tuple[Tensor, Tensor]
-
-    @staticmethod
-    def of(x: Tensor) -> Stamp:
-        """The stamp of a tensor as it is now."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return Stamp(version_of(x), (x.sum(-1, dtype=wide), x.sum(-2, dtype=wide)))
-
-    def fits(self, x: Tensor) -> bool:
-        """Whether nothing was written to the tensor since."""
-        now = Stamp.of(x)
-        return now.version == self.version and all(map(same_numbers, now.sums, self.sums))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return version_of(x), x.sum(-1, dtype=wide), x.sum(-2, dtype=wide)
 
 
 def version_of(x: Tensor) -> int:
