@@ -526,15 +526,18 @@ def bad_numbers(case: Examination) -> Iterable[Finding]:
 def large_logits(case: Examination) -> Iterable[Finding]:
     """Heads with logits above 10,000 in any call of their layer, the largest first."""
     largest: dict[str, torch.Tensor] = {}  # (H,) of each layer
+    signs: dict[str, str] = {}
     for record, _ in case.read:
-        if (per_row := record.heads.get("largest logit")) is not None and len(per_row):
-            logits = torch.as_tensor(per_row).cpu().double().amax(0)
-            largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
+        for name, sign in (("largest logit", ""), ("logit at least", "≥ ")):
+            if (per_row := record.heads.get(name)) is not None and len(per_row):
+                logits = torch.as_tensor(per_row).cpu().double().amax(0)
+                largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
+                signs[record.path] = sign
     for path, logits in largest.items():
         order = logits.argsort(descending=True, stable=True).tolist()
         heads = [h for h in order if LARGE_LOGIT < float(logits[h]) < inf]  # NaN and infinity are findings of their own
         if heads:
-            listed = ", ".join(f"{h} ({tables.number(float(logits[h]))})" for h in heads[:NAMED])
+            listed = ", ".join(f"{h} ({signs[path]}{tables.number(float(logits[h]))})" for h in heads[:NAMED])
             more = ", …" if len(heads) > NAMED else ""
             values = (("count", len(heads)), ("total", len(logits)), ("list", listed + more))
             yield Finding("warning", "large logits", (path,), values)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from math import log
+from math import inf, log
 from threading import RLock, local
 from types import TracebackType
 from typing import Any
@@ -449,14 +449,28 @@ def _head_facts(view: View, output: Tensor | None) -> dict[str, Tensor]:
         heads["one key"] = view.held["received"].amax(-1) / view.sizes[2]
     if "max_logit" in view.held and view.sizes[2]:
         heads["largest logit"] = view.held["max_logit"].amax(-1)
-    elif "lse" in view.held and view.sizes[2] and view.sizes[3]:  # lse − ln Nk ≤ largest logit ≤ lse
-        heads["largest logit"] = view.held["lse"].amax(-1) - log(view.sizes[3])
+    elif "lse" in view.held and view.sizes[2] and view.sizes[3]:
+        heads["logit at least"] = _lse_of_keys(view).amax(-1) - log(view.sizes[3])
     if output is not None and output.ndim == 4 and output.shape[:3] == view.sizes[:3] and view.sizes[2] > 1:
         wide = torch.promote_types(output.dtype, torch.float32)
         size = torch.linalg.vector_norm(output, dim=(2, 3), dtype=wide).square()
         common = output.sum(2, dtype=wide).square().sum(-1) / view.sizes[2]  # what is the same for all queries
         heads["spread"] = ((size - common).clamp(min=0) / size.clamp(min=torch.finfo(wide).tiny)).sqrt()
     return heads
+
+
+def _lse_of_keys(view: View) -> Tensor:
+    """lse without the sinks that count in it; −∞ where it is too near to them to say what the keys add."""
+    lse, weights, sinks = view.held["lse"], view.weights, None
+    if isinstance(weights, ComputedWeights):
+        sinks = weights.call.sinks
+    elif isinstance(weights, StoredWeights) and weights.has_sink:
+        sinks = None if weights.scores is None else weights.scores[..., -1]
+    if sinks is None:
+        return lse
+    above = lse - (sinks if sinks.ndim == 3 else sinks[:, None]).to(lse)
+    rounding = 16 * torch.finfo(lse.dtype).eps * lse.abs().clamp(min=1)
+    return torch.where(above > rounding, lse + torch.log(-torch.expm1(-above)), -inf)
 
 
 def _record_gradient(view: View, output: Tensor, device: torch.device | None) -> None:

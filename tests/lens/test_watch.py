@@ -331,7 +331,20 @@ def test_doctor_goes_by_lse_where_the_largest_logits_were_not_measured(size: flo
     findings = {finding.code: dict(finding.values) for finding in seen.doctor().findings}
     assert ("large logits" in findings) == found
     if found:
-        assert (findings["large logits"]["count"], findings["large logits"]["list"]) == (1, "1 (2e+04)")
+        assert (findings["large logits"]["count"], findings["large logits"]["list"]) == (1, "1 (≥ 2e+04)")
+
+
+@pytest.mark.parametrize("size", [3e4, 8.0])
+def test_sinks_are_no_logits_of_heads(size: float) -> None:
+    """lse counts the sink, however large; keys that score nearly as high as it are found."""
+    q, k = torch.zeros(1, 3, 5, 4), torch.zeros(1, 3, 7, 4)
+    q[0, 2, 3, 0], k[0, 2, :, 0] = 2e4, 1.0
+    sinks = torch.tensor([size, 0.0, 2e4])
+    model = Function(lambda q, k, v: regard.attention(q, k, v, scale=1.0, sinks=sinks))
+    with regard.watch(model) as seen:
+        model(q, k, k)
+    (finding,) = [finding for finding in seen.doctor().findings if finding.code == "large logits"]
+    assert dict(finding.values)["list"] == "2 (≥ 2e+04)"
 
 
 def test_padding_is_left_out_of_averages() -> None:
