@@ -593,8 +593,8 @@ def places(model: Model, prefix: str) -> Iterator[WeightPlace]:
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
 
 FAMILIES = {
-    "albert": "albert",
-    "bart": "bart",
+    "albert": "bert",
+    "bart": "transformer",
     "bert": "bert",
     "big_bird": "big_bird",
     "blip": "blip",
@@ -604,14 +604,14 @@ FAMILIES = {
     "deit": "vit",
     "dinov2": "vit",
     "dinov2_with_registers": "vit",
-    "distilbert": "distilbert",
-    "electra": "electra",
+    "distilbert": "bert",
+    "electra": "bert",
     "gpt2": "gpt2",
     "idefics": "idefics",
     "llama": "llama",
     "llava": "llava",
     "longformer": "roberta",
-    "marian": "bart",
+    "marian": "transformer",
     "roberta": "roberta",
     "swin": "swin",
     "t5": "t5",

@@ -16,7 +16,7 @@ from twins import (
     widened,
 )
 
-from regard.models.families.albert import order
+from regard.models.families.bert import order
 from regard.models.family import Config
 from regard.models.loading import load
 from regard.testing import largest_error
