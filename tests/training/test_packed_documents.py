@@ -16,7 +16,7 @@ from regard.backends import explain
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.recipes import CausalLM
-from regard.training.recipes.clm import pack
+from regard.training.recipes.recipe import pack
 
 V, LENGTH = 61, 23
 POSITIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,10 +1,9 @@
 """Training objectives: recipes with `rows`, `batch` and `loss`."""
 
-from regard.training.recipes.clm import CausalLM
 from regard.training.recipes.images import Contrastive, ImageClassification
 from regard.training.recipes.labelled_texts import QuestionAnswering, TextClassification, TokenClassification
 from regard.training.recipes.mlm import MaskedLM
-from regard.training.recipes.recipe import Batch, Recipe
+from regard.training.recipes.recipe import Batch, CausalLM, Recipe
 from regard.training.recipes.text_to_text import Infilling, SpanCorruption, Translation
 
 __all__ = [
