@@ -277,7 +277,8 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
             mask = call.mask
             for edges in hidden:
                 mask = ~edges if mask is None else mask & ~edges
-            call = replace(call, mask=mask, **parts.shared())
+            changes: dict[str, Any] = {name: parts.of(name) for name in "qkv"} if parts.changed else {}
+            call = replace(call, mask=mask, **changes)
     # 2. Outputs.
     for applied in mine:
         single, chosen = applied.edit, head_list(applied.edit, heads)
@@ -334,10 +335,6 @@ class _Parts:
         new = _from_source(single.source, single.part, self.intercepted, chosen, positions, x.shape)
         x[:, _index(chosen, x.device)[:, None], _index(at, x.device)] = new.to(x.dtype)
         self.changed[single.part] = x
-
-    def shared(self) -> dict[str, Any]:
-        """What replaces q, k and v in the call that is reported."""
-        return {name: self.of(name) for name in "qkv"} if self.changed else {}
 
 
 def _from_source(

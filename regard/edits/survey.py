@@ -24,7 +24,7 @@ from regard import tables
 from regard.checks import check_int
 from regard.data.rows import fingerprint, numbered_lines, read_rows
 from regard.files import atomic_file, opened_run
-from regard.formats import TensorFile, TensorFileError
+from regard.formats import TensorFile, TensorFileError, raw_bytes
 from regard.lens.capture import Capture, ModuleRun
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, View
@@ -720,8 +720,7 @@ def _weights_fingerprint(model: nn.Module) -> str:
         digest.update(name.encode())
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            dense = value.detach().cpu().contiguous().reshape(-1)
-            digest.update(dense.view(torch.uint8).numpy().data if dense.numel() else b"")
+            digest.update(raw_bytes(value))
     return digest.hexdigest()[:16]
 
 

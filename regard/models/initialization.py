@@ -87,17 +87,12 @@ def build(
         place.put(torch.empty(place.shape, dtype=torch.float32))
     initialize(model, torch.Generator().manual_seed(seed))
     if isinstance(config, (str, Path)) and config not in FAMILIES:
-        _open_side_files(model, Path(config))
+        folder = Path(config) if Path(config).is_dir() else Path(config).parent
+        if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+            model.tokenizer = Tokenizer.open(folder)
+        if (folder / "preprocessor_config.json").is_file():
+            model.preprocessor = ImageProcessor.open(folder)
     return model.to(device=device, dtype=dtype).train()
-
-
-def _open_side_files(model: Model, path: Path) -> None:
-    """The tokenizer and image processor beside a config.json, if they are there."""
-    folder = path if path.is_dir() else path.parent
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        model.tokenizer = Tokenizer.open(folder)
-    if (folder / "preprocessor_config.json").is_file():
-        model.preprocessor = ImageProcessor.open(folder)
 
 
 def _read_config(config: Any, values: dict[str, Any]) -> Config:
@@ -241,13 +236,6 @@ def _clip(name: str, parameter: Tensor, model: Model) -> Draw:
     return (small,) * 3 if name.endswith("w_qkv.weight") else small
 
 
-def _blip(name: str, parameter: Tensor, model: Model) -> Draw:
-    """The scale is CLIP's; the image's first weights are ViT's, not the 1e-10 of transformers' default config."""
-    if name == "head.scale":
-        return Constant(float(model.config.values.get("logit_scale_init_value", 2.6592)))
-    return None
-
-
 def _idefics(name: str, parameter: Tensor, model: Model) -> Draw:
     """Flamingo's gates start at 0, so that training begins with the language model as it is (Alayrac et al. 2022)."""
     if name.endswith("_gate"):
@@ -257,23 +245,13 @@ def _idefics(name: str, parameter: Tensor, model: Model) -> Draw:
     return None
 
 
-def _llava(name: str, parameter: Tensor, model: Model) -> Draw:
-    """The vision tower is CLIP's."""
-    return _clip(name, parameter, model) if name.startswith("vision.") else None
-
-
 RULES: dict[str, Callable[[str, Tensor, Model], Draw]] = {
     "gpt2": _gpt2,
     "t5": _t5,
-    "vit": _vision,
-    "deit": _vision,
-    "dinov2": _vision,
-    "dinov2_with_registers": _vision,
-    "swin": _vision,
-    "clip": _clip,
-    "clip_text_model": _clip,
-    "clip_vision_model": _clip,
-    "blip": _blip,
+    **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers", "swin"), _vision),
+    **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), _clip),
+    # The image's first weights are ViT's, not the 1e-10 of transformers' default config.
+    "blip": lambda name, parameter, model: _clip(name, parameter, model) if name == "head.scale" else None,
     "idefics": _idefics,
-    "llava": _llava,
+    "llava": lambda name, parameter, model: _clip(name, parameter, model) if name.startswith("vision.") else None,
 }

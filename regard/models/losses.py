@@ -55,7 +55,7 @@ def token_loss(
         smoothing: label smoothing.
         items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
     """
-    _check(labels, logits.shape[:-1], "labels")
+    _check(labels, logits.shape[:-1])
     if shift:
         labels = next_labels(labels)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
@@ -97,7 +97,7 @@ def linear_token_loss(
         smoothing: label smoothing.
         items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
     """
-    _check(labels, hidden.shape[:-1], "labels")
+    _check(labels, hidden.shape[:-1])
     device = hidden.device.type
     dtype = hidden.dtype
     if dtype != torch.float64 and torch.is_autocast_enabled(device):
@@ -308,6 +308,6 @@ def linear_loss(head: LanguageHead, inputs: HeadInput, targets: Targets, *, shif
     return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
 
 
-def _check(labels: Tensor, shape: torch.Size, name: str) -> None:
+def _check(labels: Tensor, shape: torch.Size) -> None:
     if labels.shape != shape:
-        raise ValueError(f"{name} must be {tuple(shape)} as the logits, got {tuple(labels.shape)}")
+        raise ValueError(f"labels must be {tuple(shape)} as the logits, got {tuple(labels.shape)}")

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
+from regard.checks import local
 from regard.data.rows import fingerprint
 from regard.files import atomic_file, opened_run
 from regard.models.model import Model
@@ -162,7 +163,7 @@ def run_steps(
                 average.update(first=step == 1)
             if watching is not None:
                 watching.step(step)
-            stopping = stop.asked  # read once: the signal may come in the middle of what follows
+            stopping = stop.is_set()  # read once: the signal may come in the middle of what follows
             ends = step == config.steps or stopping
             if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
                 last_loss = log.log_step(step, run, rows)
@@ -240,11 +241,11 @@ class Run:
         count = sums[1].clamp(min=1)
         # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        local = [local_part(gradient) for gradient in gradients]
-        multiply(local, (processes.data_size / count).to(local[0].dtype))
+        parts = [local(gradient) for gradient in gradients]  # what this process holds of them
+        multiply(parts, (processes.data_size / count).to(parts[0].dtype))
         norm = total_norm(gradients)
         if config.clip:
-            multiply(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))
+            multiply(parts, (config.clip / (norm + 1e-6)).clamp(max=1.0))
         # 3. Update.
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -261,11 +262,6 @@ def multiply(tensors: Sequence[Tensor], factor: Tensor) -> None:
     else:
         for tensor in tensors:
             tensor.mul_(factor)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -406,12 +402,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def batch_tokens(batch: Batch) -> int:
     """How many positions a batch has; images where it has no tokens."""
-    if "pixel_values" in batch and "input_ids" not in batch:
-        return len(batch["pixel_values"])
-    names = [name for name in ("input_ids", "decoder_input_ids", "labels") if name in batch and batch[name].ndim == 2]
-    if "decoder_input_ids" not in names and "input_ids" in names:
-        return batch["input_ids"].numel()
-    return sum(batch[name].numel() for name in names) or len(next(iter(batch.values())))
+    return batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
 
 
 # ----------------------------------------------------------------------------------------------- the run's directory
@@ -491,14 +482,8 @@ class Bookkeeper:
         now = time.perf_counter()
         speed = (run.tokens - self.tokens) / max(now - self.last, 1e-9)
         self.last, self.tokens = now, run.tokens
-        line = {
-            "step": step,
-            "loss": loss,
-            "learning_rate": run.rate,
-            "grad_norm": norm,
-            "tokens_per_second": round(speed),
-        }
-        self._write(line)
+        line = {"step": step, "loss": loss, "learning_rate": run.rate, "grad_norm": norm}
+        self._write(line | {"tokens_per_second": round(speed)})
         self.progress.update(step, loss, run.rate, speed)
         return loss
 
@@ -527,24 +512,18 @@ class Bookkeeper:
             self.writer.close()
 
 
-class Stop:
-    """Has the user asked to stop?"""
-
-    asked = False
-
-
 @contextmanager
-def interruptible(processes: Processes) -> Iterator[Stop]:
-    """On the first Ctrl-C the step is finished and a checkpoint written; the second one interrupts at once."""
-    stop = Stop()
+def interruptible(processes: Processes) -> Iterator[threading.Event]:
+    """On the first Ctrl-C, which sets the event, the step is finished and saved; the second interrupts at once."""
+    stop = threading.Event()
     if processes.size > 1 or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def ask(number: int, frame: object) -> None:
-        if stop.asked:
+        if stop.is_set():
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.set()
 
     before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -30,7 +30,7 @@ from torch import nn
 
 from regard.checks import check_int
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import Concat, Config, Family, Heads, Names, OptionalSqueeze, Task
+from regard.models.family import Concat, Config, Family, Heads, Names, Squeeze, Task
 from regard.models.initialization import initialize
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, EndToken, FeedForward, Labels, LanguageHead, Tower, Waves
@@ -201,7 +201,7 @@ BART_NAMES: Names = {
     **{f"{side}.embed.positions": f"{side}.embed_positions" for side in ("encoder", "decoder")},
     **{f"{side}.embed.norm": f"{side}.layernorm_embedding" for side in ("encoder", "decoder")},
 }
-CONSTANT = OptionalSqueeze("final_logits_bias")
+CONSTANT = Squeeze("final_logits_bias", optional=True)
 LM_NAMES: Names = {"head.words.weight": "lm_head.weight", "head.words.bias": CONSTANT, "head.bias": CONSTANT}
 HEAD_COPIES = {"lm_head.weight": "shared.weight"}
 COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
