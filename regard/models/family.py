@@ -600,7 +600,7 @@ FAMILIES = {
     "distilbert": "bert",
     "electra": "bert",
     "gpt2": "gpt2",
-    "idefics": "idefics",
+    "idefics": "llava",
     "llama": "llama",
     "llava": "llava",
     "longformer": "roberta",

@@ -179,7 +179,7 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     if not isinstance(path_or_id, str) or is_path or (name.count("/") > 1 and "://" not in name):
         raise FileNotFoundError(f"there is no directory {name!r}; a model of the hub is called 'name' or 'owner/name'")
-    folder = download(name, revision)
+    folder = _download(name, revision)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
@@ -195,16 +195,7 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
     return folder
 
 
-def download(name: str, revision: str | None = None) -> Path:
-    """The directory in the hub's cache that holds a model: only the files that regard reads, never pickles or code.
-
-    Raises:
-        FileNotFoundError: there is no such model or revision, or no network to get it.
-        PermissionError: the model is gated.
-        ConnectionError: the hub fails.
-        ValueError: not an id of the hub.
-        ImportError: `huggingface_hub` is not installed.
-    """
+def _download(name: str, revision: str | None) -> Path:
     dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
     if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
         rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"

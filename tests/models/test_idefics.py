@@ -18,7 +18,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.generation.loop import generate
 from regard.layouts import Frame
-from regard.models.families.idefics import FAMILY
+from regard.models.families.llava import IDEFICS as FAMILY
 from regard.models.family import Config, empty
 from regard.models.flamingo import last_image
 from regard.models.loading import load
