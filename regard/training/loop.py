@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -143,10 +144,10 @@ def run_steps(
             cut_log(out / name, start)
 
     # 3. Train.
-    shown = Progress(config.steps, start, show=progress and processes.main)
     writes = config.tensorboard and processes.main
     writer = import_tensorboard()(str(out / TENSORBOARD), purge_step=start + 1) if writes else None
-    log = Bookkeeper(out / LOG, shown, processes, writer)
+    show = progress and processes.main
+    log = Bookkeeper(out / LOG, writer, processes, steps=config.steps, start=start, show=show)
     run = Run(wrapped, recipe, optimizer, config, processes)
     watching = None
     if config.monitor_every:
@@ -163,7 +164,7 @@ def run_steps(
                 average.update(first=step == 1)
             if watching is not None:
                 watching.step(step)
-            stopping = stop.is_set()  # read once: the signal may come in the middle of what follows
+            stopping = stop.asked  # read once: the signal may come in the middle of what follows
             ends = step == config.steps or stopping
             if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
                 last_loss = log.log_step(step, run, rows)
@@ -460,11 +461,19 @@ def load_checkpoint(
 
 
 class Bookkeeper:
-    """The log and the progress line. Reading a loss from the device happens here only."""
+    """The log, TensorBoard, and progress on stderr. Reading a loss from the device happens here only.
 
-    def __init__(self, path: Path, progress: Progress, processes: Processes, writer: Any) -> None:
-        self.path, self.progress, self.processes, self.writer = path, progress, processes, writer
-        self.last, self.tokens = time.perf_counter(), 0
+    writer: of TensorBoard, or None.  steps: of the whole run.  start: steps done before.  show: print anything at all.
+    """
+
+    def __init__(self, path: Path, writer: Any, processes: Processes, *, steps: int, start: int, show: bool) -> None:
+        self.path, self.writer, self.processes = path, writer, processes
+        self.steps, self.start, self.show = steps, start, show
+        self.terminal = show and sys.stderr.isatty()
+        self.began = self.last = time.perf_counter()
+        self.tokens, self.printed = 0, float("-inf")
+        if show and start:
+            print(f"resumed after step {start}", file=sys.stderr)
 
     def log_step(self, step: int, run: Run, rows: Sequence[Any]) -> float:
         """Log a step: its loss.
@@ -484,13 +493,15 @@ class Bookkeeper:
         self.last, self.tokens = now, run.tokens
         line = {"step": step, "loss": loss, "learning_rate": run.rate, "grad_norm": norm}
         self._write(line | {"tokens_per_second": round(speed)})
-        self.progress.update(step, loss, run.rate, speed)
+        self._show(step, loss, run.rate, speed)
         return loss
 
     def log_eval(self, step: int, loss: float) -> None:
         """Log an evaluation."""
         self._write({"step": step, "eval_loss": loss})
-        self.progress.note(step, loss)
+        if self.show:  # on a line of its own
+            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
+            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
         self.last = time.perf_counter()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -507,54 +518,12 @@ class Bookkeeper:
 
     def close(self) -> None:
         """End the progress line and the TensorBoard file."""
-        self.progress.close()
+        if self.terminal:
+            print(file=sys.stderr)
         if self.writer is not None:
             self.writer.close()
 
-
-@contextmanager
-def interruptible(processes: Processes) -> Iterator[threading.Event]:
-    """On the first Ctrl-C, which sets the event, the step is finished and saved; the second interrupts at once."""
-    stop = threading.Event()
-    if processes.size > 1 or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-# --------------------------------------------------------------------------------------------------- progress on stderr
-
-
-class Progress:
-    """Steps done, loss, learning rate, tokens per second and time left.
-
-    Args:
-        steps: of the whole run.
-        start: steps done before.
-        show: print anything at all.
-    """
-
-    def __init__(self, steps: int, start: int, *, show: bool) -> None:
-        self.steps, self.start, self.show = steps, start, show
-        self.terminal = show and sys.stderr.isatty()
-        self.began = time.perf_counter()
-        self.printed = float("-inf")
-        if show and start:
-            print(f"resumed after step {start}", file=sys.stderr)
-
-    def update(self, step: int, loss: float, rate: float, speed: float) -> None:
-        """Show a step."""
+    def _show(self, step: int, loss: float, rate: float, speed: float) -> None:
         now = time.perf_counter()
         if not self.show or (not self.terminal and step < self.steps and now - self.printed < QUIET_SECONDS):
             return
@@ -572,13 +541,23 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def note(self, step: int, loss: float) -> None:
-        """Show an evaluation, on a line of its own."""
-        if self.show:
-            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
-            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """End the bar's line."""
-        if self.terminal:
-            print(file=sys.stderr)
+@contextmanager
+def interruptible(processes: Processes) -> Iterator[SimpleNamespace]:
+    """On the first Ctrl-C, `asked` is set, the step is finished and saved; the second interrupts at once."""
+    stop = SimpleNamespace(asked=False)
+    if processes.size > 1 or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

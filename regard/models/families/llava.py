@@ -17,7 +17,7 @@ from regard.generation.config import read_eos
 from regard.models.families import clip, llama
 from regard.models.family import Concat, Config, Family, Names, Squeeze, Task, nested
 from regard.models.flamingo import FlamingoModel
-from regard.models.vision_language import Projector, VisionFeatures, VisionLanguageModel
+from regard.models.vision_language import Projector, VisionLanguageModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward, LanguageHead
 from regard.nn.projections import Joined, JoinedTable
@@ -72,7 +72,8 @@ def build(config: Config, task: str) -> VisionLanguageModel:
         projector,
         reader,
         placeholder=placeholder(config, reader.vocabulary),
-        features=VisionFeatures(layers, config.str("vision_feature_select_strategy", "default") == "full"),
+        layers=layers,
+        full=config.str("vision_feature_select_strategy", "default") == "full",
         vision_pooler=clip.vision_pooler(vision),
     )
 
