@@ -65,10 +65,6 @@ def batches(
     length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
     check_int("batch", size)
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
-    if not texts:
-        raise ValueError("there must be at least one text, got an empty list")
     checked_texts(texts)  # here, where they have their own numbers
     characters = [sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts]
     order = sorted(range(len(texts)), key=lambda n: -characters[n])
