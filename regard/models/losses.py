@@ -89,13 +89,7 @@ def linear_token_loss(
     A few rows of logits exist at a time; their gradients are computed in the same pass, so that nothing is computed
     twice. torch.nn.functional.linear_cross_entropy (2.13) has no label smoothing and is not compiled.
 
-    Args:
-        hidden: (…, d).
-        weight: (V, d).
-        bias: (V,), or None.
-        labels: (…).
-        smoothing: label smoothing.
-        items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
+    hidden: (…, d).  weight: (V, d).  bias: (V,), or None.  labels: (…).  smoothing, items: as in `token_loss`.
     """
     _check(labels, hidden.shape[:-1])
     device = hidden.device.type
@@ -221,11 +215,7 @@ def span_loss(start_logits: Tensor, end_logits: Tensor, start_positions: Tensor,
     >>> span_loss(zeros, zeros, torch.tensor([1]), torch.tensor([2]))
     tensor(1.3863)
 
-    Args:
-        start_logits: (B, N).
-        end_logits: (B, N).
-        start_positions: (B,).
-        end_positions: (B,).
+    Logits are (B, N), positions (B,).
     """
     n = start_logits.shape[1]
     losses = [
@@ -257,16 +247,9 @@ def reconstruction_loss(pixels: Tensor, pixel_values: Tensor, masked: Tensor) ->
 
 
 def text_loss(model: Model, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
-    """The loss of a text head's output, as transformers computes it for the task.
+    """The loss of a text head's output, as transformers computes it for the task. shift: as in `token_loss`.
 
-    Args:
-        model: whose head it is.
-        output: logits, as `regard.models.outputs.named_logits` names them.
-        targets: the labels of the call.
-        shift: position i predicts label i + 1.
-
-    Raises:
-        ValueError: if the targets are not those of the task, or do not fit the logits.
+    Raises ValueError if the targets are not those of the task, or do not fit the logits.
     """
     if output.start_logits is not None and output.end_logits is not None:
         if targets.start_positions is None or targets.end_positions is None:
