@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.tokenizer_kinds import (
     AS_FILED,
@@ -205,15 +206,15 @@ class Tokenizer:
                     )
                 rows[n] = self._engine.truncate(item, limit, self.sides.cut)
         fill = next((n for n in (self.ids_of.pad, self.ids_of.eos) if n is not None), 0)
-        shape = len(rows), max(len(row.ids) for row in rows)  # (B, N)
-        ids, types = torch.full(shape, fill), torch.zeros(shape, dtype=torch.long)
-        mask = torch.zeros(shape, dtype=torch.bool)
-        for n, row in enumerate(rows):
-            size = len(row.ids)
-            left = (self.sides.pad if pad is None else pad) == "left"
-            at = slice(shape[1] - size, shape[1]) if left else slice(0, size)
-            ids[n, at], mask[n, at] = torch.tensor(row.ids, dtype=torch.long), True
-            types[n, at] = torch.tensor(row.types, dtype=torch.long)
+        side = self.sides.pad if pad is None else pad
+
+        def padded(lists: list[list[int]], value: int) -> Tensor:  # (B, N)
+            tensors = [torch.tensor(one, dtype=torch.long) for one in lists]
+            return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
+
+        ids, types = padded([row.ids for row in rows], fill), padded([row.types for row in rows], 0)
+        lengths, places = torch.tensor([[len(row.ids)] for row in rows]), torch.arange(ids.shape[1])
+        mask = places < lengths if side == "right" else places >= ids.shape[1] - lengths  # (B, N)
         return BatchEncoding(ids, mask, types)
 
     def decode(self, ids: Sequence[int] | Tensor, *, special: bool = False) -> str:
