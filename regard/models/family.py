@@ -652,9 +652,11 @@ def named_labels(labels: Sequence[str] | None, num_labels: int | None) -> tuple[
     return names
 
 
-def check_labels(task: str, num_labels: int) -> None:
-    """Raise ValueError for a task without labels, or for other than 2 in question answering."""
-    if task not in LABELLED and (task, num_labels) != ("question-answering", 2):
+def check_task(family: Family, task: str, num_labels: int | None) -> None:
+    """Raise ValueError for a task that a family lacks, and for labels where it has none (question answering has 2)."""
+    if task not in family.tasks:
+        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    if num_labels is not None and task not in LABELLED and (task, num_labels) != ("question-answering", 2):
         raise ValueError(
             f"task {task!r} has no head with {num_labels} labels; those with labels are {', '.join(LABELLED)}, and "
             "question-answering with 2, start and end"

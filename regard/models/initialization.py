@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.checks import check_int
 from regard.data.image_processing import ImageProcessor
 from regard.data.tokenizer import Tokenizer
-from regard.models.family import DTYPES, FAMILIES, Config, check_labels, empty, family_of, named_labels, places
+from regard.models.family import DTYPES, FAMILIES, Config, check_task, empty, family_of, named_labels, places
 from regard.models.model import Model
 from regard.nn.projections import Joined
 
@@ -77,10 +77,7 @@ def build(
         task = family.task_of(read.values["architectures"])
     elif task is None:
         task = next((name for name in MAIN_TASKS if name in family.tasks), family.bare_task)
-    if task not in family.tasks:
-        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
-    if names is not None:
-        check_labels(task, len(names))
+    check_task(family, task, None if names is None else len(names))
     model = empty(family, read, task)
     read.check_unused(family.title, harmless=family.harmless, ignore=())
     for place in places(model, ""):

@@ -19,7 +19,7 @@ from regard.models.family import (
     LABELLED,
     Config,
     WeightPlace,
-    check_labels,
+    check_task,
     empty,
     family_of,
     named_labels,
@@ -120,10 +120,8 @@ def load(
         own = [name for name in known if [family.tasks[name].architecture] == architectures]
         task = next(iter(own + known), None)
     task = family.task_of(architectures) if task is None else task
-    if task not in family.tasks:
-        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    check_task(family, task, None if names is None else len(names))
     if names is not None:
-        check_labels(task, len(names))
         config = config.with_labels(names)
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
