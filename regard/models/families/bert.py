@@ -129,15 +129,22 @@ def tower(
 
 
 def lm_head(
-    config: Config, d: int, function: str, norm: nn.LayerNorm, *, vocabulary: int | None = None
+    config: Config,
+    d: int,
+    function: str,
+    *,
+    narrow: int | None = None,
+    eps: float | None = None,
+    vocabulary: int | None = None,
 ) -> LanguageHead:
-    """The masked LM: vectors transformed to the norm's width and scored against the token table, or one of its own.
+    """The masked LM: vectors, transformed, are scored against the token table, or one of its own.
 
-    vocabulary: its size where config.json does not say.
+    narrow: width of the table where it is not d.  eps: of the norm where it is no setting.  vocabulary: its size where
+    config.json does not say.
     """
-    (e,) = norm.normalized_shape
+    e, eps = narrow or d, config.eps("layer_norm_eps", 1e-12) if eps is None else eps
     own_table = None if config.tie_word_embeddings() else e
-    transform = Transform(d, e, function, norm)
+    transform = Transform(d, e, function, nn.LayerNorm(e, eps))
     return LanguageHead(config.int("vocab_size", vocabulary), own_table, transform=transform, bias=True)
 
 
@@ -176,8 +183,7 @@ def build(config: Config, task: str) -> TextModel:
     dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
 
     def words() -> LanguageHead:
-        norm = nn.LayerNorm(d, config.eps("layer_norm_eps", 1e-12))
-        return lm_head(config, d, config.str("hidden_act", "gelu"), norm)
+        return lm_head(config, d, config.str("hidden_act", "gelu"))
 
     heads: Heads = {
         "fill-mask": words,
@@ -249,7 +255,7 @@ def build_distil(config: Config, task: str) -> TextModel:
     positions, norm = nn.Embedding(config.int("max_position_embeddings"), d), nn.LayerNorm(d, DISTIL_EPS)
     embed = Embedding(config.int("vocab_size"), d, positions=positions, norm=norm, dropout=dropout)
     heads: Heads = {
-        "fill-mask": lambda: lm_head(config, d, function, nn.LayerNorm(d, DISTIL_EPS)),
+        "fill-mask": lambda: lm_head(config, d, function, eps=DISTIL_EPS),
         "text-classification": lambda: FirstToken(d, n, "relu", dropout=text),
         "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False, dropout=answer),
@@ -324,13 +330,9 @@ def build_electra(config: Config, task: str) -> TextModel:
     d, e = config.int("hidden_size", ELECTRA_SIZES["hidden_size"]), config.int("embedding_size", 128)
     dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
 
-    def words() -> LanguageHead:
-        norm = nn.LayerNorm(e, config.eps("layer_norm_eps", 1e-12))
-        return lm_head(config, d, "gelu", norm, vocabulary=ELECTRA_SIZES["vocab_size"])
-
     heads: Heads = {
         "replaced-token-detection": lambda: ReplacedTokens(d, config.str("hidden_act", "gelu")),
-        "fill-mask": words,
+        "fill-mask": lambda: lm_head(config, d, "gelu", narrow=e, vocabulary=ELECTRA_SIZES["vocab_size"]),
         "text-classification": lambda: FirstToken(d, config.num_labels(), "gelu", before=dropout, dropout=dropout),
         "token-classification": lambda: Labels(d, config.num_labels(), pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
@@ -439,8 +441,7 @@ def build_albert(config: Config, task: str) -> TextModel:
         config.only(key, off)
 
     def words() -> LanguageHead:
-        norm = nn.LayerNorm(e, config.eps("layer_norm_eps", 1e-12))
-        return lm_head(config, d, config.str("hidden_act", "gelu_new"), norm)
+        return lm_head(config, d, config.str("hidden_act", "gelu_new"), narrow=e)
 
     heads: Heads = {
         "fill-mask": words,

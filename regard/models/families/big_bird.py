@@ -103,7 +103,7 @@ def build(config: Config, task: str) -> TextModel:
         return AnsweringModel(config, tower(config), head=head, separator=separator)
 
     def words() -> LanguageHead:
-        return bert.lm_head(config, d, sizes.function, nn.LayerNorm(d, sizes.eps))
+        return bert.lm_head(config, d, sizes.function)
 
     heads: Heads = {
         "fill-mask": words,

@@ -87,8 +87,7 @@ def text_tower(text: Config, memory: int, *, causal: bool = False) -> Tower:
 def lm_head(text: Config) -> LanguageHead:
     """BERT's masked LM, tied to the token embedding."""
     text.only("tie_word_embeddings", True)
-    d, norm = text.int("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
-    return bert.lm_head(text, d, text.str("hidden_act", "gelu"), nn.LayerNorm(d, norm), vocabulary=30524)
+    return bert.lm_head(text, text.int("hidden_size", 768), text.str("hidden_act", "gelu"), vocabulary=30524)
 
 
 def build(config: Config, task: str) -> Model:

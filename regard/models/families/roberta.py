@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
 from regard.models.families import bert
 from regard.models.family import Concat, Config, Family, Heads, Names
 from regard.models.text import Choice, LongTextModel, TextModel, TokensBefore, first_tokens
-from regard.nn.blocks import FirstToken, Labels, LanguageHead, Pooler, Tower
+from regard.nn.blocks import FirstToken, Labels, Pooler, Tower
 from regard.nn.sparse_attention import SlidingAttention
 
 WORDS: Names = {
@@ -36,18 +34,12 @@ WORDS: Names = {
 COPIES = {"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
 
 
-def lm_head(config: Config) -> LanguageHead:
-    """The masked LM. Its activation is GELU whatever that of the blocks is."""
-    d = config.int("hidden_size")
-    return bert.lm_head(config, d, "gelu", nn.LayerNorm(d, config.eps("layer_norm_eps", 1e-12)))
-
-
 def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
     d = config.int("hidden_size")
     dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
     heads: Heads = {
-        "fill-mask": lambda: lm_head(config),
+        "fill-mask": lambda: bert.lm_head(config, d, "gelu"),  # whatever that of the blocks is
         "text-classification": lambda: FirstToken(d, config.num_labels(), "tanh", before=dropout, dropout=dropout),
         "token-classification": lambda: bert.token_labels(config),
         "question-answering": lambda: Labels(d, 2, pooled=False),
@@ -117,7 +109,7 @@ def build_long(config: Config, task: str) -> LongTextModel:
     d, dropout = config.int("hidden_size"), config.float("hidden_dropout_prob", 0.1)
     n = config.num_labels()
     heads: Heads = {
-        "fill-mask": lambda: lm_head(config),
+        "fill-mask": lambda: bert.lm_head(config, d, "gelu"),  # whatever that of the blocks is
         "text-classification": lambda: FirstToken(d, n, "tanh", before=dropout, dropout=dropout),
         "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
