@@ -148,12 +148,6 @@ def lm_head(
     return LanguageHead(config.int("vocab_size", vocabulary), own_table, transform=transform, bias=True)
 
 
-def token_labels(config: Config) -> Labels:
-    """Scores of the labels of each token."""
-    dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
-    return Labels(config.int("hidden_size"), config.num_labels(), pooled=False, dropout=dropout)
-
-
 def tasks(
     name: str, words: Names, copies: Mapping[str, str], *, text: Names | None = None, pretraining: Names | None = None
 ) -> dict[str, Task]:
@@ -190,7 +184,7 @@ def build(config: Config, task: str) -> TextModel:
         "next-sentence-prediction": lambda: Labels(d, 2, pooled=True),
         "pretraining": lambda: PretrainingHead(words(), Labels(d, 2, pooled=True)),
         "text-classification": lambda: Labels(d, n, pooled=True, dropout=dropout),
-        "token-classification": lambda: token_labels(config),
+        "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
     }
     pooler = Pooler(d) if task in POOLED else None

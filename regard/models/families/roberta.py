@@ -34,19 +34,23 @@ WORDS: Names = {
 COPIES = {"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
 
 
-def build(config: Config, task: str) -> TextModel:
-    """The model for a task."""
-    d = config.int("hidden_size")
-    dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
-    heads: Heads = {
-        "fill-mask": lambda: bert.lm_head(config, d, "gelu"),  # whatever that of the blocks is
-        "text-classification": lambda: FirstToken(d, config.num_labels(), "tanh", before=dropout, dropout=dropout),
-        "token-classification": lambda: bert.token_labels(config),
+def heads(config: Config, dropout: float) -> Heads:
+    """The heads, by task; Longformer has the same. dropout: before the labels."""
+    d, n = config.int("hidden_size"), config.num_labels()
+    return {
+        "fill-mask": lambda: bert.lm_head(config, d, "gelu"),  # GELU, whatever the blocks have
+        "text-classification": lambda: FirstToken(d, n, "tanh", before=dropout, dropout=dropout),
+        "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
         "question-answering": lambda: Labels(d, 2, pooled=False),
     }
+
+
+def build(config: Config, task: str) -> TextModel:
+    """The model for a task."""
+    of_task = heads(config, config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1)))
     tower = bert.tower(config, offset=config.int("pad_token_id", 1, minimum=0) + 1)
-    pooler = Pooler(d) if task == "feature-extraction" else None
-    return TextModel(config, tower, pooler=pooler, head=heads[task]() if task in heads else None)
+    pooler = Pooler(config.int("hidden_size")) if task == "feature-extraction" else None
+    return TextModel(config, tower, pooler=pooler, head=of_task[task]() if task in of_task else None)
 
 
 FAMILY = Family(
@@ -106,20 +110,13 @@ def long_tower(config: Config) -> Tower:
 
 def build_long(config: Config, task: str) -> LongTextModel:
     """The model for a task."""
-    d, dropout = config.int("hidden_size"), config.float("hidden_dropout_prob", 0.1)
-    n = config.num_labels()
-    heads: Heads = {
-        "fill-mask": lambda: bert.lm_head(config, d, "gelu"),  # whatever that of the blocks is
-        "text-classification": lambda: FirstToken(d, n, "tanh", before=dropout, dropout=dropout),
-        "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
-        "question-answering": lambda: Labels(d, 2, pooled=False),
-    }
+    of_task = heads(config, config.float("hidden_dropout_prob", 0.1))
     choices: dict[str, Choice] = {
         "text-classification": first_tokens,
         "question-answering": TokensBefore(config.int("sep_token_id", 2, minimum=0)),
     }
-    pooler = Pooler(d) if task == "feature-extraction" else None
-    head = heads[task]() if task in heads else None
+    pooler = Pooler(config.int("hidden_size")) if task == "feature-extraction" else None
+    head = of_task[task]() if task in of_task else None
     return LongTextModel(config, long_tower(config), pooler=pooler, head=head, choice=choices.get(task))
 
 
