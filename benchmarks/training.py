@@ -99,7 +99,7 @@ def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]
     (out / "hypotheses.txt").write_text("\n".join(written) + "\n", "utf-8")
     found: dict[str, Any] = {"seconds to translate": round(time.perf_counter() - start)}
     try:
-        from regard.training.metrics import bleu
+        from regard.training.recipes.text_to_text import bleu
 
         score, signature = bleu(written, [row["target"] for row in rows])
         found |= {"BLEU": round(score, 2), "signature": signature}

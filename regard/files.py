@@ -397,24 +397,6 @@ def _locked(directory: Path) -> Iterator[None]:
             os.close(held)
 
 
-@contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock inside `with`, where the system has locks.
-
-    Raises BlockingIOError if another process, or another `exclusive`, holds it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    held = os.open(directory, os.O_RDONLY)
-    try:
-        if _lock(held, wait=False) is False:
-            raise BlockingIOError(f"{str(directory)!r} is in use by another process; wait for it, or name another")
-        yield
-    finally:
-        os.close(held)
-
-
 # ------------------------------------------------------------------------------------------------------ disk and errors
 
 
@@ -482,12 +464,18 @@ def opened_run(out: Path, identity: dict[str, Any]) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; name a directory for the run")
     out.mkdir(parents=True, exist_ok=True)
-    with exclusive(out):
-        check_run(out, identity)
+    held = None if sys.platform == "win32" else os.open(out, os.O_RDONLY)
+    try:
+        if held is not None and _lock(held, wait=False) is False:
+            raise BlockingIOError(f"{str(out)!r} is in use by another process; wait for it, or name another")
+        _check_run(out, identity)
         yield
+    finally:
+        if held is not None:
+            os.close(held)
 
 
-def check_run(out: Path, identity: dict[str, Any]) -> None:
+def _check_run(out: Path, identity: dict[str, Any]) -> None:
     """Write what the run is, or compare it with what is written there."""
     if not (out / RUN).is_file():
         if any(not entry.name.startswith(f".{RUN}.") for entry in out.iterdir()):  # those are of a killed write

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.tokenizer_kinds import (
     AS_FILED,
@@ -117,14 +118,29 @@ class Tokenizer:
         longest: the number of positions it was made for, or None.
     """
 
-    def __init__(self, opened: TokenizerParts) -> None:
-        self._opened = opened
-        self._engine = opened.engine
-        self.size = opened.engine.size
-        names = {role: name for role, name in opened.names.items() if role in ROLES}
-        self.ids_of = SpecialIds(**{role: opened.engine.id_of(name) for role, name in names.items()})
-        self.sides = PaddingSides(opened.pad, opened.cut)  # type: ignore[arg-type]
-        self.longest = opened.folder.longest
+    def __init__(
+        self,
+        engine: Pipeline | MarianEngine,
+        folder: Folder,
+        class_name: str,  # that transformers opens it with
+        names: Mapping[str, str],  # role → special token
+        extra: Sequence[str],  # special tokens without a role
+        *,
+        pad: str = "right",
+        cut: str = "right",
+    ) -> None:
+        self._engine, self._folder, self._class_name, self._names, self._extra = (
+            engine,
+            folder,
+            class_name,
+            names,
+            extra,
+        )
+        self.size = engine.size
+        self.ids_of = SpecialIds(**{role: engine.id_of(name) for role, name in names.items() if role in ROLES})
+        sides = folder.side("padding_side", pad), folder.side("truncation_side", cut)
+        self.sides = PaddingSides(*sides)  # type: ignore[arg-type]
+        self.longest = folder.longest
 
     @classmethod
     def open(cls, directory: str | Path) -> Tokenizer:
@@ -135,7 +151,7 @@ class Tokenizer:
             ImportError: `tokenizers` or `sentencepiece` is not installed.
         """
         with parsing(str(directory)):
-            return cls(open_directory(Path(directory)))
+            return open_directory(Path(directory))
 
     def encode(self, text: str, second: str | None = None, *, special: bool = True) -> Encoded:
         """Encode one text, or a pair.
@@ -190,15 +206,15 @@ class Tokenizer:
                     )
                 rows[n] = self._engine.truncate(item, limit, self.sides.cut)
         fill = next((n for n in (self.ids_of.pad, self.ids_of.eos) if n is not None), 0)
-        shape = len(rows), max(len(row.ids) for row in rows)  # (B, N)
-        ids, types = torch.full(shape, fill), torch.zeros(shape, dtype=torch.long)
-        mask = torch.zeros(shape, dtype=torch.bool)
-        for n, row in enumerate(rows):
-            size = len(row.ids)
-            left = (self.sides.pad if pad is None else pad) == "left"
-            at = slice(shape[1] - size, shape[1]) if left else slice(0, size)
-            ids[n, at], mask[n, at] = torch.tensor(row.ids, dtype=torch.long), True
-            types[n, at] = torch.tensor(row.types, dtype=torch.long)
+        side = self.sides.pad if pad is None else pad
+
+        def padded(lists: list[list[int]], value: int) -> Tensor:  # (B, N)
+            tensors = [torch.tensor(one, dtype=torch.long) for one in lists]
+            return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
+
+        ids, types = padded([row.ids for row in rows], fill), padded([row.types for row in rows], 0)
+        lengths, places = torch.tensor([[len(row.ids)] for row in rows]), torch.arange(ids.shape[1])
+        mask = places < lengths if side == "right" else places >= ids.shape[1] - lengths  # (B, N)
         return BatchEncoding(ids, mask, types)
 
     def decode(self, ids: Sequence[int] | Tensor, *, special: bool = False) -> str:
@@ -236,25 +252,24 @@ class Tokenizer:
     def save(self, directory: str | Path) -> None:
         """Write files from which transformers, and `open`, make the same tokenizer; creates the directory."""
         # tokenizer_config.json: as it was read, with all special and added tokens spelt out
-        opened = self._opened
         inside = ("add_bos_token", "add_eos_token", "additional_special_tokens")  # these are in tokenizer.json now
         config: dict[str, Any] = {}
-        for key, value in opened.folder.values.items():
+        for key, value in self._folder.values.items():
             with suppress(TypeError):  # a token, which is listed below
                 json.dumps(value)
                 config |= {} if key in inside else {key: value}
-        config |= {f"{role}_token" if role in ROLES else role: text for role, text in opened.names.items()}
+        config |= {f"{role}_token" if role in ROLES else role: text for role, text in self._names.items()}
         if not isinstance(config.get("extra_special_tokens"), dict):
-            config["extra_special_tokens"] = list(opened.extra)
+            config["extra_special_tokens"] = list(self._extra)
         flags = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         config |= {
-            "padding_side": opened.pad,
-            "truncation_side": opened.cut,
+            "padding_side": self.sides.pad,
+            "truncation_side": self.sides.cut,
             "added_tokens_decoder": {
                 str(number): {flag: getattr(token, flag) for flag in flags}
                 for number, token in sorted(self._engine.added.items())
             },
-            "tokenizer_class": opened.class_name,
+            "tokenizer_class": self._class_name,
         }
         text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
         folder = Path(directory)
@@ -264,7 +279,7 @@ class Tokenizer:
                 file.write(content)
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self._opened.class_name}, {self.size} tokens)"
+        return f"Tokenizer({self._class_name}, {self.size} tokens)"
 
 
 def checked_texts(texts: object) -> list[Item]:
@@ -309,20 +324,7 @@ FILE_SETS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TokenizerParts:
-    """A tokenizer's directory, opened."""
-
-    engine: Pipeline | MarianEngine
-    folder: Folder
-    class_name: str  # that transformers opens it with
-    names: Mapping[str, str]  # role → special token
-    extra: tuple[str, ...]  # special tokens without a role
-    pad: str  # the side
-    cut: str  # the side
-
-
-def open_directory(path: Path) -> TokenizerParts:
+def open_directory(path: Path) -> Tokenizer:
     """Read the files and build the engine."""
     rust_library()
     if not path.is_dir():
@@ -339,8 +341,7 @@ def open_directory(path: Path) -> TokenizerParts:
         extra = tuple(text_of(token) for token in folder.extra)
         engine = MarianEngine.read(folder, names, extra)
         folder = replace(folder, values={"model_max_length": 512, **folder.values})
-        sides = folder.side("padding_side", "right"), folder.side("truncation_side", "right")
-        return TokenizerParts(engine, folder, "MarianTokenizer", names, extra, *sides)
+        return Tokenizer(engine, folder, "MarianTokenizer", names, extra)
     kind = _kind(folder, json, data)
     return _open_kind(kind, folder, json or kind.read(folder))
 
@@ -377,7 +378,7 @@ def _kind(folder: Folder, json: Vocabulary | None, data: bytes | None) -> Kind:
     )
 
 
-def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> TokenizerParts:
+def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> Tokenizer:
     whole = vocabulary.whole
     # 1. Special tokens: those with a role, and others.
     tokens = folder.named({**vocabulary.defaults, **kind.defaults})
@@ -415,15 +416,9 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> TokenizerP
     # The declared class where transformers uses it: DistilBERT's leaves out token types, BERT's does not.
     declared = None if folder.class_name is None else KINDS.get(folder.class_name, AS_FILED)
     generic = folder.class_name in ("PreTrainedTokenizer", "TokenizersBackend")
-    return TokenizerParts(
-        engine=Pipeline(rust, clean, kind.word_end, str(folder.path)),
-        folder=folder,
-        class_name=kind.class_name if declared is not kind or generic else str(folder.class_name),
-        names=names,
-        extra=tuple(text_of(token) for token in extra),
-        pad=folder.side("padding_side", pad),
-        cut=folder.side("truncation_side", cut),
-    )
+    class_name = kind.class_name if declared is not kind or generic else str(folder.class_name)
+    engine = Pipeline(rust, clean, kind.word_end, str(folder.path))
+    return Tokenizer(engine, folder, class_name, names, [text_of(token) for token in extra], pad=pad, cut=cut)
 
 
 def _added_tokens(rust: RustTokenizer, folder: Folder, named: Mapping[str, Any], extra: list[Any]) -> list[AddedToken]:

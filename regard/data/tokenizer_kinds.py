@@ -382,11 +382,12 @@ class MarianEngine:
     @property
     def size(self) -> int:
         """Tokens in the vocabulary, added ones included."""
-        return len(self.words.keys() | self._added_ids.keys())
+        return len(self._ids)
 
     @cached_property
-    def _added_ids(self) -> dict[str, int]:
-        return {token.content: number for number, token in self.added.items()}
+    def _ids(self) -> dict[str, int]:
+        """token → id."""
+        return {**self.words, **{token.content: number for number, token in self.added.items()}}
 
     @cached_property
     def _tokens(self) -> dict[int, str]:
@@ -397,12 +398,13 @@ class MarianEngine:
     @cached_property
     def _unsplit(self) -> re.Pattern[str]:
         """Matches tokens that are taken out of the text before it is split, the longest first."""
-        return re.compile("(" + "|".join(map(re.escape, sorted(self._added_ids, key=len, reverse=True))) + ")")
+        added = {token.content for token in self.added.values()}
+        return re.compile("(" + "|".join(map(re.escape, sorted(added, key=len, reverse=True))) + ")")
 
-    def _ids(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         tokens: list[str] = []
         for part in filter(None, self._unsplit.split(text)):
-            if part in self._added_ids:
+            if self._unsplit.fullmatch(part):
                 tokens.append(part)
                 continue
             language = re.match(r">>.*?<<", part, re.DOTALL)  # the language to translate into
@@ -410,15 +412,15 @@ class MarianEngine:
             with parsing("source.spm"):
                 tokens += self.source.encode(part[language.end() if language else 0 :], out_type=str)
         unknown = self.words[self.names["unk"]]
-        return [self._added_ids.get(token, self.words.get(token, unknown)) for token in tokens]
+        return [self._ids.get(token, unknown) for token in tokens]
 
     def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
         """Encode texts and pairs; `special`: end each with the end token."""
-        return [self._framed([self._ids(text) for text in texts_of(item)], special) for item in items]
+        return [self._framed([self._encode(text) for text in texts_of(item)], special) for item in items]
 
     def truncate(self, item: Item, length: int, side: str) -> Encoding:
         """Encode one text or pair and drop tokens on `side` until, with the end token, at most `length` are left."""
-        parts = [self._ids(text) for text in texts_of(item)]
+        parts = [self._encode(text) for text in texts_of(item)]
         kept = kept_lengths([len(part) for part in parts], length, special=1)
         return self._framed(
             [part[:n] if side == "right" else part[len(part) - n :] for part, n in zip(parts, kept, strict=True)], True
@@ -427,7 +429,7 @@ class MarianEngine:
     def _framed(self, parts: list[list[int]], special: bool) -> Encoding:
         ids = [number for part in parts for number in part]
         if special:
-            ids.append(self._added_ids[self.names["eos"]])
+            ids.append(self._ids[self.names["eos"]])
         return Encoding(ids, [0] * len(ids), [None] * len(ids))
 
     def decode(self, ids: list[int], special: bool) -> str:
@@ -445,7 +447,7 @@ class MarianEngine:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, or None."""
-        return self._added_ids.get(token, self.words.get(token))
+        return self._ids.get(token)
 
     def label(self, number: int) -> str | None:
         """The token of an id with spaces for ▁, or None."""

@@ -224,10 +224,6 @@ def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, device=device)
 
 
-Knocked = tuple[AppliedEdit, KnockOut, list[int], list[int]]
-"""An edit, with the rows and columns of a call that it means."""
-
-
 def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Call | None, Tensor] | None:
     """The call and its output after these edits: first q, k and v, then weights, then outputs. None if none hits it."""
     output, (_, heads, nq, nk) = intercepted.output, intercepted.sizes
@@ -244,7 +240,7 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)
     whole: set[int] = set()  # heads of which every row changes
-    knocked: list[Knocked] = []
+    knocked: list[tuple[AppliedEdit, _Edges]] = []
     for applied in mine:
         single, chosen = applied.edit, head_list(applied.edit, heads)
         if isinstance(single, KnockOut):
@@ -252,7 +248,7 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
             if single.edges is not None:
                 single.edges.fit(*intercepted.sizes)
             if len(rows) and len(columns):
-                knocked.append((applied, single, rows, columns))
+                knocked.append((applied, _Edges(single, tuple(rows), tuple(columns), heads)))
         elif isinstance(single, ZeroValues):
             columns = keys_of(single.keys)
             if len(columns):
@@ -269,15 +265,12 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     if knocked or whole:
         output, changed = _recompute(intercepted, parts, whole, knocked), True
         if call is not None:
-            hidden = [
-                _Edges(single, tuple(rows), tuple(columns), heads)
-                for _, single, rows, columns in knocked
-                if single.renormalise
-            ]
             mask = call.mask
-            for edges in hidden:
-                mask = ~edges if mask is None else mask & ~edges
-            call = replace(call, mask=mask, **parts.shared())
+            for _, edges in knocked:
+                if edges.edit.renormalise:
+                    mask = ~edges if mask is None else mask & ~edges
+            changes: dict[str, Any] = {name: parts.of(name) for name in "qkv"} if parts.changed else {}
+            call = replace(call, mask=mask, **changes)
     # 2. Outputs.
     for applied in mine:
         single, chosen = applied.edit, head_list(applied.edit, heads)
@@ -334,10 +327,6 @@ class _Parts:
         new = _from_source(single.source, single.part, self.intercepted, chosen, positions, x.shape)
         x[:, _index(chosen, x.device)[:, None], _index(at, x.device)] = new.to(x.dtype)
         self.changed[single.part] = x
-
-    def shared(self) -> dict[str, Any]:
-        """What replaces q, k and v in the call that is reported."""
-        return {name: self.of(name) for name in "qkv"} if self.changed else {}
 
 
 def _from_source(
@@ -411,10 +400,7 @@ def _replacement(
 
 
 def _recompute(
-    intercepted: InterceptedCall,
-    parts: _Parts,
-    whole: set[int],
-    knocked: Sequence[Knocked],
+    intercepted: InterceptedCall, parts: _Parts, whole: set[int], knocked: Sequence[tuple[AppliedEdit, _Edges]]
 ) -> Tensor:
     """The output with the rows that changed computed again, in chunks of queries.
 
@@ -424,19 +410,17 @@ def _recompute(
     device = output.device
     # 1. Which heads and rows.
     touched, rows = set(whole), set(range(nq) if whole else ())
-    for applied, single, at, _ in knocked:
-        chosen = head_list(single, heads)
+    for applied, edges in knocked:
+        chosen = head_list(edges.edit, heads)
         touched.update(chosen)
-        rows.update(at)
-        _count(applied, batch * len(chosen) * len(at))
+        rows.update(edges.rows)
+        _count(applied, batch * len(chosen) * len(edges.rows))
     index, queries = _index(sorted(touched), device), _index(sorted(rows), device)
     weights_of = _weights(intercepted, parts, index)
     values = parts.of("v")[:, index]
     every_row = _marked(heads, whole, device)[index][:, None]  # (heads, 1)
-    named = [
-        _marked(heads, head_list(single, heads), device)[index][:, None, None] & _marked(nk, columns, device)
-        for _, single, _, columns in knocked
-    ]  # (heads, 1, Nk)
+    b, j = torch.arange(batch, device=device).view(-1, 1, 1, 1), torch.arange(nk, device=device).view(1, 1, 1, -1)
+    named = [edges.bind(nq, nk, device, torch.float32) for _, edges in knocked]
     # 2. A chunk of rows at a time.
     new, replaced = [], []
     if intercepted.weights is not None and knocked:
@@ -447,15 +431,9 @@ def _recompute(
         if knocked:
             with torch.no_grad():
                 seen = weights_of(part, None) > 0  # a bias of −10,000 hides as a mask does
-        for (applied, single, at, _), cells in zip(knocked, named, strict=True):
-            edge = cells & _marked(nq, at, device)[part][:, None]  # (heads, rows, Nk)
-            if single.edges is not None:
-                see = single.edges.bind(nq, nk, device, torch.float32)
-                b, j = torch.arange(batch, device=device), torch.arange(nk, device=device)
-                edge = edge & see(
-                    b.view(-1, 1, 1, 1), index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j.view(1, 1, 1, -1)
-                )
-            (kept if single.renormalise else faded).logical_and_(~edge)
+        for (applied, edges), is_edge in zip(knocked, named, strict=True):
+            edge = is_edge(b, index.view(1, -1, 1, 1), part.view(1, 1, -1, 1), j)  # (B or 1, heads, rows, Nk)
+            (kept if edges.edit.renormalise else faded).logical_and_(~edge)
             applied._edges.append((edge & seen).sum())
         p = weights_of(part, kept) * faded
         changed = every_row.expand(batch, -1, len(part))  # (B, heads, rows)
@@ -558,16 +536,13 @@ class _Edges(Mask):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j)."""
-        row, column = torch.zeros(nq, dtype=torch.bool, device=device), torch.zeros(nk, dtype=torch.bool, device=device)
-        row[list(self.rows)] = True
-        column[list(self.columns)] = True
-        heads = None if self.edit.head is None else torch.tensor(head_list(self.edit, 0), device=device)
+        row, column = _marked(nq, self.rows, device), _marked(nk, self.columns, device)
+        head = None if self.edit.head is None else _marked(self.heads, head_list(self.edit, self.heads), device)
         see = None if self.edit.edges is None else self.edit.edges.bind(nq, nk, device, dtype)
 
         def edge(b: Any, h: Any, i: Any, j: Any) -> Any:
             cells = row[i] & column[j]
-            if heads is not None:
-                cells = cells & torch.isin(h, heads)
+            cells = cells if head is None else cells & head[h]
             return cells if see is None else cells & see(b, h, i, j)
 
         return edge

@@ -24,7 +24,7 @@ from regard import tables
 from regard.checks import check_int
 from regard.data.rows import fingerprint, numbered_lines, read_rows
 from regard.files import atomic_file, opened_run
-from regard.formats import TensorFile, TensorFileError
+from regard.formats import TensorFile, TensorFileError, raw_bytes
 from regard.lens.capture import Capture, ModuleRun
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, View
@@ -595,13 +595,9 @@ class ShardValues:
     def add(
         self, numbers: Sequence[int], called: Sequence[str], runs: Sequence[ModuleRun], measures: Sequence[str]
     ) -> None:
-        """Take the values of the texts that ran together.
+        """Take the values of the texts that ran together, by their numbers in the shard.
 
-        Args:
-            numbers: of the texts in the shard.
-            called: what to call them in errors.
-            runs: of the layers.
-            measures: their names.
+        called: what to call them in errors.
         """
         names = tuple(run.name for run in runs)
         self.names = self.names or names
@@ -612,24 +608,26 @@ class ShardValues:
             )
         self.texts = max(self.texts, *(n + 1 for n in numbers))
         for measure in measures:
-            layers = [_of_texts(run, measure, len(numbers)) for run in runs]
-            if all(isinstance(layer, LookupError) for layer in layers) and measure != "delimiter":
-                raise next(layer for layer in layers if isinstance(layer, LookupError))
-            for run, layer in zip(runs, layers, strict=True):
-                if isinstance(layer, Tensor) and bool(layer.isinf().any()):
-                    at = int(layer.isinf().flatten(1).any(1).long().argmax())
+            layers: list[Tensor] = []
+            lacking: list[LookupError] = []  # of layers without the measure
+            for run in runs:
+                try:
+                    layers.append(_of_texts(run, measure, len(numbers)))
+                except LookupError as problem:
+                    if measure == OUTPUT:
+                        raise
+                    lacking.append(problem)
+                    layers.append(torch.full((len(numbers), run.view.sizes[1]), torch.nan, dtype=torch.float64))
+                if bool(layers[-1].isinf().any()):
+                    at = int(layers[-1].isinf().flatten(1).any(1).long().argmax())
                     raise FloatingPointError(
                         f"{called[at]} gives a {measure} that is NaN or infinite in {run.name}; "
                         "regard.watch(model) and capture.doctor() on that text say where it begins"
                     )
+            if len(lacking) == len(runs) and measure != "delimiter":
+                raise lacking[0]
             for row, n in enumerate(numbers):
-                heads = [
-                    torch.full((run.view.sizes[1],), torch.nan, dtype=torch.float64)
-                    if isinstance(layer, LookupError)
-                    else layer[row]
-                    for run, layer in zip(runs, layers, strict=True)
-                ]
-                self.rows.setdefault(n, {})[measure] = heads
+                self.rows.setdefault(n, {})[measure] = [layer[row] for layer in layers]
 
     def survey(self, measures: Sequence[str]) -> Survey:
         """Add up, in the order of the texts."""
@@ -652,10 +650,11 @@ class ShardValues:
         return Survey(self.names, self.texts, sums, outputs)
 
 
-def _of_texts(run: ModuleRun, measure: str, texts: int) -> Tensor | LookupError:
+def _of_texts(run: ModuleRun, measure: str, texts: int) -> Tensor:
     """(texts, heads), or (texts, heads, Dv) for outputs; NaN where a text does not count, Inf for NaN and Inf.
 
     A batch row is a text; where there are several rows for each, as windows of an image, the mean of those that count.
+    Raises LookupError for a layer without the measure.
     """
     view = run.view
     if view.sizes[0] % texts:
@@ -663,11 +662,7 @@ def _of_texts(run: ModuleRun, measure: str, texts: int) -> Tensor | LookupError:
     if measure == OUTPUT:
         values, counts = _mean_output(run), torch.ones(view.sizes[0], dtype=torch.bool)
     else:
-        try:
-            values = view.per_head(measure)  # (B, H)
-        except LookupError as problem:
-            return problem
-        counts = _counts(view, measure)
+        values, counts = view.per_head(measure), _counts(view, measure)  # (B, H), (B,)
     values = values.detach().cpu().double()
     values = torch.where(values.isfinite(), values, torch.inf)
     values = values.masked_fill(~counts.view(-1, *[1] * (values.ndim - 1)), torch.nan)
@@ -720,8 +715,7 @@ def _weights_fingerprint(model: nn.Module) -> str:
         digest.update(name.encode())
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            dense = value.detach().cpu().contiguous().reshape(-1)
-            digest.update(dense.view(torch.uint8).numpy().data if dense.numel() else b"")
+            digest.update(raw_bytes(value))
     return digest.hexdigest()[:16]
 
 

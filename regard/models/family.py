@@ -233,10 +233,10 @@ class Config:
     def with_labels(self, names: Iterable[builtins.str]) -> Config:
         """A config with these labels in place of its own."""
         numbered = dict(enumerate(names))
+        id2label = {builtins.str(number): name for number, name in numbered.items()}
+        label2id = {name: number for number, name in numbered.items()}
         values = {key: value for key, value in self.values.items() if key not in ("num_labels", "_num_labels")}
-        values["id2label"] = {builtins.str(number): name for number, name in numbered.items()}
-        values["label2id"] = {name: number for number, name in numbered.items()}
-        return Config(values, self.where)
+        return Config(values | {"id2label": id2label, "label2id": label2id}, self.where)
 
     def unused_keys(self) -> dict[builtins.str, Any]:
         """The values that nothing has read."""
@@ -299,7 +299,7 @@ class Unchanged:
     """One tensor, stored as we hold it."""
 
     name: str
-    optional: ClassVar[bool] = False
+    optional: bool = field(default=False, kw_only=True, repr=False)  # zero if the checkpoint does not have it
 
     def names(self, numbers: Numbers, leaf: str) -> tuple[str, ...]:
         """The checkpoint's names of the tensors that make one of ours."""
@@ -350,13 +350,6 @@ class Squeeze(Unchanged):
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
         """The checkpoint's tensors from ours."""
         return [ours.reshape((1,) * self.axes + ours.shape)]
-
-
-@dataclass(frozen=True)
-class OptionalSqueeze(Squeeze):
-    """`Squeeze`, zero if the checkpoint does not have it (BART's final_logits_bias)."""
-
-    optional: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, init=False)
@@ -659,9 +652,11 @@ def named_labels(labels: Sequence[str] | None, num_labels: int | None) -> tuple[
     return names
 
 
-def check_labels(task: str, num_labels: int) -> None:
-    """Raise ValueError for a task without labels, or for other than 2 in question answering."""
-    if task not in LABELLED and (task, num_labels) != ("question-answering", 2):
+def check_task(family: Family, task: str, num_labels: int | None) -> None:
+    """Raise ValueError for a task that a family lacks, and for labels where it has none (question answering has 2)."""
+    if task not in family.tasks:
+        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    if num_labels is not None and task not in LABELLED and (task, num_labels) != ("question-answering", 2):
         raise ValueError(
             f"task {task!r} has no head with {num_labels} labels; those with labels are {', '.join(LABELLED)}, and "
             "question-answering with 2, start and end"

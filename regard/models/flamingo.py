@@ -30,8 +30,7 @@ from regard.models.vision import check_pixels
 from regard.nn.blocks import HeadInput, LanguageHead, TowerOutput, count, visible
 from regard.nn.projections import Cache, ContextKeys
 from regard.nn.vision import GatedLook, ImageMask, Resampler, VisionTower
-
-PLACEHOLDER = "<image>"
+from regard.tasks.inputs import PLACEHOLDER
 
 
 def last_image(input_ids: Tensor, images: int, *, placeholder: int, ends: Sequence[int] = ()) -> Tensor:

@@ -14,7 +14,7 @@ Axis letters: B batch, N tokens of the text, M of the answer, d width of the mod
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,8 @@ from regard.nn.blocks import HeadInput, LanguageHead, Tower, TowerOutput, first_
 from regard.nn.projections import Linear
 from regard.nn.vision import VisionTower
 
-
-class Bounds(NamedTuple):
-    """The tokens around a text that is written."""
-
-    start: int  # before it
-    end: int  # after it
-    pad: int  # behind its end, where others go on
+Bounds = tuple[int, int, int]
+"""The tokens around a text that is written: before it, after it, and behind its end, where others go on."""
 
 
 class ImageTextModel(Model):

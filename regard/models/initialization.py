@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.checks import check_int
 from regard.data.image_processing import ImageProcessor
 from regard.data.tokenizer import Tokenizer
-from regard.models.family import DTYPES, FAMILIES, Config, check_labels, empty, family_of, named_labels, places
+from regard.models.family import DTYPES, FAMILIES, Config, check_task, empty, family_of, named_labels, places
 from regard.models.model import Model
 from regard.nn.projections import Joined
 
@@ -77,27 +77,19 @@ def build(
         task = family.task_of(read.values["architectures"])
     elif task is None:
         task = next((name for name in MAIN_TASKS if name in family.tasks), family.bare_task)
-    if task not in family.tasks:
-        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
-    if names is not None:
-        check_labels(task, len(names))
+    check_task(family, task, None if names is None else len(names))
     model = empty(family, read, task)
     read.check_unused(family.title, harmless=family.harmless, ignore=())
     for place in places(model, ""):
         place.put(torch.empty(place.shape, dtype=torch.float32))
     initialize(model, torch.Generator().manual_seed(seed))
     if isinstance(config, (str, Path)) and config not in FAMILIES:
-        _open_side_files(model, Path(config))
+        folder = Path(config) if Path(config).is_dir() else Path(config).parent
+        if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+            model.tokenizer = Tokenizer.open(folder)
+        if (folder / "preprocessor_config.json").is_file():
+            model.preprocessor = ImageProcessor.open(folder)
     return model.to(device=device, dtype=dtype).train()
-
-
-def _open_side_files(model: Model, path: Path) -> None:
-    """The tokenizer and image processor beside a config.json, if they are there."""
-    folder = path if path.is_dir() else path.parent
-    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        model.tokenizer = Tokenizer.open(folder)
-    if (folder / "preprocessor_config.json").is_file():
-        model.preprocessor = ImageProcessor.open(folder)
 
 
 def _read_config(config: Any, values: dict[str, Any]) -> Config:
@@ -241,13 +233,6 @@ def _clip(name: str, parameter: Tensor, model: Model) -> Draw:
     return (small,) * 3 if name.endswith("w_qkv.weight") else small
 
 
-def _blip(name: str, parameter: Tensor, model: Model) -> Draw:
-    """The scale is CLIP's; the image's first weights are ViT's, not the 1e-10 of transformers' default config."""
-    if name == "head.scale":
-        return Constant(float(model.config.values.get("logit_scale_init_value", 2.6592)))
-    return None
-
-
 def _idefics(name: str, parameter: Tensor, model: Model) -> Draw:
     """Flamingo's gates start at 0, so that training begins with the language model as it is (Alayrac et al. 2022)."""
     if name.endswith("_gate"):
@@ -257,23 +242,13 @@ def _idefics(name: str, parameter: Tensor, model: Model) -> Draw:
     return None
 
 
-def _llava(name: str, parameter: Tensor, model: Model) -> Draw:
-    """The vision tower is CLIP's."""
-    return _clip(name, parameter, model) if name.startswith("vision.") else None
-
-
 RULES: dict[str, Callable[[str, Tensor, Model], Draw]] = {
     "gpt2": _gpt2,
     "t5": _t5,
-    "vit": _vision,
-    "deit": _vision,
-    "dinov2": _vision,
-    "dinov2_with_registers": _vision,
-    "swin": _vision,
-    "clip": _clip,
-    "clip_text_model": _clip,
-    "clip_vision_model": _clip,
-    "blip": _blip,
+    **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers", "swin"), _vision),
+    **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), _clip),
+    # The image's first weights are ViT's, not the 1e-10 of transformers' default config.
+    "blip": lambda name, parameter, model: _clip(name, parameter, model) if name == "head.scale" else None,
     "idefics": _idefics,
-    "llava": _llava,
+    "llava": lambda name, parameter, model: _clip(name, parameter, model) if name.startswith("vision.") else None,
 }

@@ -19,7 +19,7 @@ from regard.models.family import (
     LABELLED,
     Config,
     WeightPlace,
-    check_labels,
+    check_task,
     empty,
     family_of,
     named_labels,
@@ -120,10 +120,8 @@ def load(
         own = [name for name in known if [family.tasks[name].architecture] == architectures]
         task = next(iter(own + known), None)
     task = family.task_of(architectures) if task is None else task
-    if task not in family.tasks:
-        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    check_task(family, task, None if names is None else len(names))
     if names is not None:
-        check_labels(task, len(names))
         config = config.with_labels(names)
     checkpoint = Checkpoint.open(directory)
     if family.adjust is not None:
@@ -179,7 +177,7 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     if not isinstance(path_or_id, str) or is_path or (name.count("/") > 1 and "://" not in name):
         raise FileNotFoundError(f"there is no directory {name!r}; a model of the hub is called 'name' or 'owner/name'")
-    folder = download(name, revision)
+    folder = _download(name, revision)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"{name!r} has no config.json in {str(folder)!r}; {WITH_NETWORK}, or give another model"
@@ -195,16 +193,7 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
     return folder
 
 
-def download(name: str, revision: str | None = None) -> Path:
-    """The directory in the hub's cache that holds a model: only the files that regard reads, never pickles or code.
-
-    Raises:
-        FileNotFoundError: there is no such model or revision, or no network to get it.
-        PermissionError: the model is gated.
-        ConnectionError: the hub fails.
-        ValueError: not an id of the hub.
-        ImportError: `huggingface_hub` is not installed.
-    """
+def _download(name: str, revision: str | None) -> Path:
     dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
     if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
         rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"

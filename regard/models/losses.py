@@ -55,7 +55,7 @@ def token_loss(
         smoothing: label smoothing.
         items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
     """
-    _check(labels, logits.shape[:-1], "labels")
+    _check(labels, logits.shape[:-1])
     if shift:
         labels = next_labels(labels)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
@@ -89,15 +89,9 @@ def linear_token_loss(
     A few rows of logits exist at a time; their gradients are computed in the same pass, so that nothing is computed
     twice. torch.nn.functional.linear_cross_entropy (2.13) has no label smoothing and is not compiled.
 
-    Args:
-        hidden: (…, d).
-        weight: (V, d).
-        bias: (V,), or None.
-        labels: (…).
-        smoothing: label smoothing.
-        items: divide the sum by this number instead of the number of labels, as with gradient accumulation.
+    hidden: (…, d).  weight: (V, d).  bias: (V,), or None.  labels: (…).  smoothing, items: as in `token_loss`.
     """
-    _check(labels, hidden.shape[:-1], "labels")
+    _check(labels, hidden.shape[:-1])
     device = hidden.device.type
     dtype = hidden.dtype
     if dtype != torch.float64 and torch.is_autocast_enabled(device):
@@ -221,11 +215,7 @@ def span_loss(start_logits: Tensor, end_logits: Tensor, start_positions: Tensor,
     >>> span_loss(zeros, zeros, torch.tensor([1]), torch.tensor([2]))
     tensor(1.3863)
 
-    Args:
-        start_logits: (B, N).
-        end_logits: (B, N).
-        start_positions: (B,).
-        end_positions: (B,).
+    Logits are (B, N), positions (B,).
     """
     n = start_logits.shape[1]
     losses = [
@@ -257,16 +247,9 @@ def reconstruction_loss(pixels: Tensor, pixel_values: Tensor, masked: Tensor) ->
 
 
 def text_loss(model: Model, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
-    """The loss of a text head's output, as transformers computes it for the task.
+    """The loss of a text head's output, as transformers computes it for the task. shift: as in `token_loss`.
 
-    Args:
-        model: whose head it is.
-        output: logits, as `regard.models.outputs.named_logits` names them.
-        targets: the labels of the call.
-        shift: position i predicts label i + 1.
-
-    Raises:
-        ValueError: if the targets are not those of the task, or do not fit the logits.
+    Raises ValueError if the targets are not those of the task, or do not fit the logits.
     """
     if output.start_logits is not None and output.end_logits is not None:
         if targets.start_positions is None or targets.end_positions is None:
@@ -308,6 +291,6 @@ def linear_loss(head: LanguageHead, inputs: HeadInput, targets: Targets, *, shif
     return loss if most is None else torch.where(labelled.sum() <= most, loss, torch.nan)
 
 
-def _check(labels: Tensor, shape: torch.Size, name: str) -> None:
+def _check(labels: Tensor, shape: torch.Size) -> None:
     if labels.shape != shape:
-        raise ValueError(f"{name} must be {tuple(shape)} as the logits, got {tuple(labels.shape)}")
+        raise ValueError(f"labels must be {tuple(shape)} as the logits, got {tuple(labels.shape)}")

@@ -62,7 +62,7 @@ WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 
 
 def save(model: Model, directory: str | Path) -> None:
-    """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
+    """See `Model.save`.
 
     What `load` would refuse is not written: before a file is touched, every weight must have the place and the shape
     that a model of this family, config and task has. A head with another number of labels than config.json is written
@@ -73,18 +73,7 @@ def save(model: Model, directory: str | Path) -> None:
     model or the new one. Weights, config, tokenizer, pooling and preprocessor files of the old model are removed; all
     else (a README, notes, .git, logs) stays. So do files that regard does not write, if the model was loaded from this
     directory. A directory without a model (neither weights nor config.json) keeps all files that are not written.
-
-    Args:
-        model: as `load` or a family's `build` made it.
-        directory: created if it does not exist.
-
-    Raises:
-        NotADirectoryError: there is a file of that name.
-        ValueError: attention was replaced, weights are split over processes, or a weight has no place or another shape.
-        OSError: as `regard.files.atomic_directory`; what was there is untouched.
-
-    Warns:
-        UserWarning: the old model's tokenizer goes, and the new model has none.
+    Warns if the old model's tokenizer goes, and the new model has none.
     """
     # 1. Check, before a file is touched.
     _check_format(model)
@@ -104,7 +93,10 @@ def save(model: Model, directory: str | Path) -> None:
         values.pop("torch_dtype", None)
         write_json(part, "config.json", values)
         if model.directory is not None:
-            copy_files(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
+            for name in ("generation_config.json", *TOKENIZER, *POOLING, *IMAGES):
+                if (model.directory / name).is_file():
+                    (part / name).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(model.directory / name, part / name)
         tokenizer = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
         if tokenizer is not None and not _has_tokenizer(part):
             tokenizer.save(part)
@@ -231,14 +223,6 @@ def write_json(directory: Path, name: str, values: object) -> None:
     """Write values as JSON to directory/name."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
     (directory / name).write_text(text + "\n", encoding="utf-8")
-
-
-def copy_files(source: Path, directory: Path, names: Iterable[str]) -> None:
-    """Copy those of the files that exist in `source`."""
-    for name in names:
-        if (source / name).is_file():
-            (directory / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / name, directory / name)
 
 
 def write_checkpoint(

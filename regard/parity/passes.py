@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from regard.backends.call import Call
 from regard.data.tokenizer import FILE_SETS
 from regard.layouts import Frame
+from regard.locale import Lang, catalogue, translate
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.flamingo import FlamingoModel
@@ -30,7 +31,37 @@ from regard.nn.sparse_attention import BlockAttention, SlidingAttention
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
-from regard.parity.certificate import TensorPlace
+
+
+class TensorPlace(NamedTuple):
+    """Where in a model something was compared.
+
+    part: "encoder" or "decoder" of a model that has both; "picture", "text", "question" or "answer" of one that has
+      such; else "".
+    layer: counted from 0, as blocks and checkpoints count; None outside the layers. Swin's are its stages.
+    what: token ids, embedding, attention weights (of a stage, its last block's), cross-attention weights, hidden
+      states (after the layer; the last layer's after the model's last norm, but for those that have "last norm" by
+      itself), last norm, pooled, next sentence, text vectors, picture vectors, cosines, logits, greedy ids.
+    """
+
+    part: str
+    layer: int | None
+    what: str
+
+    def __str__(self) -> str:
+        return self.text("en")
+
+    def text(self, lang: Lang) -> str:
+        """In words, such as "decoder layer 0, hidden states"."""
+        layer = "" if self.layer is None else translate("layer {index}", lang, index=self.layer)
+        where = " ".join(filter(None, (word(self.part, lang), layer)))
+        return f"{where}, {word(self.what, lang)}" if where else word(self.what, lang)
+
+
+def word(text: str, lang: Lang) -> str:
+    """A name of the certificate in another language."""
+    return catalogue(lang).get(text, text)
+
 
 Tensors = dict[TensorPlace, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""

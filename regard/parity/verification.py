@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard import tables
 from regard.generation.loop import generate
+from regard.locale import Lang, translate
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.family import GENERATION_TASKS
 from regard.models.image_text import Answerer, Captioner
@@ -23,10 +25,10 @@ from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.nn.blocks import LanguageHead
-from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     VISUAL,
     Inputs,
+    TensorPlace,
     Tensors,
     has_tokenizer,
     longest_dense,
@@ -36,6 +38,7 @@ from regard.parity.passes import (
     their_pass,
     visual_inputs,
     wants_question,
+    word,
 )
 from regard.testing import largest_error
 
@@ -51,6 +54,8 @@ NEW_TOKENS = 20
 MAY_BE_MISSING = ("pooled", "last norm")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
+Verdict = Literal["same", "rounding", "bug"]
+GRAVITY = ("same", "rounding", "bug")
 Stage = Literal["load ours", "load theirs", "run ours", "run theirs", "run theirs in fp64", "run ours in fp64"]
 
 
@@ -127,22 +132,22 @@ def verify(
         inputs = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
 
     # 3. Run both.
-    run = _VerificationRun(ours, inputs, dtype, tell)
-    lines = run.lines()
+    new_tokens = _new_tokens(ours, inputs)
+    lines, narrow = _compare(ours, inputs, dtype, new_tokens, tell)
     if tokenized and inputs.texts:
-        lines = (_token_line(ours, sentences), *lines)
+        lines = [_token_line(ours, sentences), *lines]
     return Certificate(
         model=str(directory if isinstance(path_or_model, Model) else path_or_model),
-        architecture=run.architecture,
+        architecture=ours.family.tasks[ours.task].architecture,
         dtype=str(dtype).removeprefix("torch."),
         device=str(ours.device),
         versions={"transformers": _transformers().__version__, "torch": torch.__version__},
         texts=inputs.texts,
         tokens=inputs.tokens,
         random_ids=drawn and inputs.texts > 0,
-        new_tokens=run.new_tokens,
-        narrow=run.narrow,
-        lines=lines,
+        new_tokens=new_tokens,
+        narrow=narrow,
+        lines=tuple(lines),
         pictures=inputs.pictures,
         not_compared=_not_compared(ours, lines),
     )
@@ -196,77 +201,83 @@ def _not_compared(ours: Model, lines: Sequence[Line]) -> tuple[str, ...]:
     return (*weights, *(["greedy ids"] if writes else []))
 
 
-class _VerificationRun:
-    """Both models on the same ids or pixels."""
+def _new_tokens(ours: Model, inputs: Inputs) -> int | None:
+    """How many tokens to generate: fewer where positions end, None where the model has no words to go on with."""
+    head = ours.head if isinstance(ours, (TextModel, EncoderDecoder)) else None
+    if ours.task not in GENERATION_TASKS or not isinstance(head, LanguageHead):
+        return None
+    if isinstance(ours, EncoderDecoder):
+        most, taken = ours.decoder.embed.max_positions, 1
+    else:
+        most, taken = ours.max_text_positions, inputs.arguments["input_ids"].shape[1]
+    return NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
-    def __init__(self, ours: Model, inputs: Inputs, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
-        self.ours, self.inputs, self.dtype, self.tell = ours, inputs, dtype, tell
-        self.architecture = ours.family.tasks[ours.task].architecture
-        self.pad = 0 if isinstance(ours, VISUAL) else pad_id(ours)  # beside images nothing asks for it
-        self.narrow = False
-        # How many tokens to generate: fewer where positions end, None where the model has no words to go on with.
-        self.new_tokens: int | None = None
-        head = ours.head if isinstance(ours, (TextModel, EncoderDecoder)) else None
-        if ours.task in GENERATION_TASKS and isinstance(head, LanguageHead):
-            if isinstance(ours, EncoderDecoder):
-                most, taken = ours.decoder.embed.max_positions, 1
-            else:
-                most, taken = ours.max_text_positions, inputs.arguments["input_ids"].shape[1]
-            self.new_tokens = NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
-    def lines(self) -> tuple[Line, ...]:
-        """Every comparison of numbers and of generated ids, in order; in fp64 too where one fails."""
-        self.tell("run ours")
-        mine, my_words = our_pass(self.ours, self.inputs), self._our_words()
-        coarse = torch.float32 if self.dtype == torch.float64 else self.dtype
-        self.tell("load theirs")
-        peer = self._peer(coarse)
-        self.tell("run theirs")
-        base, words = peer.run(self.inputs, self.ours), None
-        if self.dtype != torch.float64:
-            words = self._their_words(peer)
-            peer.model.double()  # with the weights as they were rounded: the same function, exactly
-        else:
-            peer = self._peer(torch.float64)
-        self.tell("run theirs in fp64")
-        truth = peer.run(self.inputs, self.ours)
-        self.narrow = peer.narrow
-        words = self._their_words(peer) if words is None else words
-        rule = _Rule(base, truth, coarse, self.narrow)
-        lines = [*rule.lines(mine, self.dtype), *_word_lines(my_words, words)]
-        if all(line.within for line in lines) or self.dtype == torch.float64:
-            return tuple(lines)
-        self.tell("run ours in fp64")
-        self.ours.double()
-        again = rule.lines(our_pass(self.ours, self.inputs), torch.float64)
-        again += _word_lines(self._our_words(), self._their_words(peer))
-        pairs = zip(lines, again, strict=True)
-        return tuple(replace(line, wide=wide.error, wide_allowed=wide.allowed) for line, wide in pairs)
+def _compare(
+    ours: Model, inputs: Inputs, dtype: torch.dtype, new_tokens: int | None, tell: Callable[[Stage], None]
+) -> tuple[list[Line], bool]:
+    """Every comparison of numbers and of generated ids, in order; in fp64 too where one fails.
 
-    def _peer(self, dtype: torch.dtype) -> _Peer:
-        assert self.ours.directory is not None
-        return _Peer(self.ours.directory, self.architecture, dtype=dtype, device=self.ours.device, pad=self.pad)
+    And whether transformers' pass in fp64 computed parts in fp32.
+    """
+    tell("run ours")
+    mine, my_words = our_pass(ours, inputs), _our_words(ours, inputs, new_tokens)
+    coarse = torch.float32 if dtype == torch.float64 else dtype
+    tell("load theirs")
+    peer = _Peer(ours, coarse)
+    tell("run theirs")
+    base = peer.run(inputs)
+    if dtype == torch.float64:
+        peer = _Peer(ours, torch.float64)
+        words = peer.words(inputs, new_tokens)
+    else:
+        words = peer.words(inputs, new_tokens)
+        peer.model.double()  # with the weights as they were rounded: the same function, exactly
+    tell("run theirs in fp64")
+    truth = peer.run(inputs)
+    narrow = peer.narrow
 
-    def _our_words(self) -> Tensor | None:
-        if not self.new_tokens:
-            return None
-        ids, mask = self.inputs.arguments["input_ids"], self.inputs.arguments["attention_mask"]
-        if isinstance(self.ours, EncoderDecoder):
-            begin = torch.full_like(ids[:, :1], self.ours.start)
-            return generate(
-                self.ours.read(ids, mask), begin, None, max_new_tokens=self.new_tokens, pad_token_id=self.pad
-            ).ids
-        assert isinstance(self.ours, TextModel)
-        left = mask.flip(1)  # as many tokens in each row, at its end: generation pads on the left
-        padded = torch.full_like(ids, self.pad).masked_scatter(left, ids[mask])
-        return generate(self.ours, padded, left, max_new_tokens=self.new_tokens, pad_token_id=self.pad).ids
+    def judge(tensors: Tensors, own: torch.dtype) -> list[Line]:
+        """Ours, computed in dtype `own`, by the numeric rule at every place, in order."""
+        # Parts in fp32 make truth err by fp32's step itself.
+        floor = torch.finfo(torch.float32 if narrow else torch.float64).eps
+        step, times = max(torch.finfo(own).eps, floor), 3 if floor >= torch.finfo(own).eps else 2
+        lines = []
+        for place, wanted in truth.items():
+            got = tensors.get(place)
+            if got is None and place.what in MAY_BE_MISSING:
+                continue
+            if got is None or got.shape != wanted.shape:
+                lines.append(Line(place, inf, 0.0, 0.0))
+                continue
+            carried = largest_error(base[place], wanted)[0] * step / torch.finfo(coarse).eps
+            scale = float(wanted.abs().max()) if wanted.numel() else 0.0
+            error = largest_error(got, wanted)[0]
+            lines.append(Line(place, error, carried, times * (carried + step * scale)))
+        return lines
 
-    def _their_words(self, peer: _Peer) -> Tensor | None:
-        if not self.new_tokens:
-            return None
-        start = self.ours.start if isinstance(self.ours, EncoderDecoder) else None
-        ids, mask = self.inputs.arguments["input_ids"], self.inputs.arguments["attention_mask"]
-        return peer.greedy(ids, mask, new_tokens=self.new_tokens, pad=self.pad, start=start)
+    lines = [*judge(mine, dtype), *_word_lines(my_words, words)]
+    if all(line.within for line in lines) or dtype == torch.float64:
+        return lines, narrow
+    tell("run ours in fp64")
+    ours.double()
+    again = judge(our_pass(ours, inputs), torch.float64)
+    again += _word_lines(_our_words(ours, inputs, new_tokens), peer.words(inputs, new_tokens))
+    pairs = zip(lines, again, strict=True)
+    return [replace(line, wide=wide.error, wide_allowed=wide.allowed) for line, wide in pairs], narrow
+
+
+def _our_words(ours: Model, inputs: Inputs, new_tokens: int | None) -> Tensor | None:
+    if not new_tokens:
+        return None
+    ids, mask, pad = inputs.arguments["input_ids"], inputs.arguments["attention_mask"], pad_id(ours)
+    if isinstance(ours, EncoderDecoder):
+        begin = torch.full_like(ids[:, :1], ours.start)
+        return generate(ours.read(ids, mask), begin, None, max_new_tokens=new_tokens, pad_token_id=pad).ids
+    assert isinstance(ours, TextModel)
+    left = mask.flip(1)  # as many tokens in each row, at its end: generation pads on the left
+    padded = torch.full_like(ids, pad).masked_scatter(left, ids[mask])
+    return generate(ours, padded, left, max_new_tokens=new_tokens, pad_token_id=pad).ids
 
 
 def _word_lines(ours: Tensor | None, theirs: Tensor | None) -> list[Line]:
@@ -274,35 +285,6 @@ def _word_lines(ours: Tensor | None, theirs: Tensor | None) -> list[Line]:
         return []
     differ = int((ours != theirs).sum()) if ours.shape == theirs.shape else ours.numel()
     return [Line(TensorPlace("", None, "greedy ids"), float(differ), 0.0, 0.0)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Rule:
-    """The numeric rule against one truth.
-
-    base: computed in dtype `coarse`.  narrow: truth has parts in fp32, so that it errs by fp32's step itself.
-    """
-
-    base: Tensors
-    truth: Tensors
-    coarse: torch.dtype
-    narrow: bool
-
-    def lines(self, ours: Tensors, dtype: torch.dtype) -> list[Line]:
-        """Ours, computed in dtype, judged at every place, in order."""
-        return [self._line(p, ours.get(p), dtype) for p in self.truth if p in ours or p.what not in MAY_BE_MISSING]
-
-    def _line(self, place: TensorPlace, ours: Tensor | None, dtype: torch.dtype) -> Line:
-        truth, base = self.truth[place], self.base[place]
-        if ours is None or ours.shape != truth.shape:
-            return Line(place, inf, 0.0, 0.0)
-        own, floor = torch.finfo(dtype).eps, torch.finfo(torch.float32 if self.narrow else torch.float64).eps
-        step = max(own, floor)
-        error, baseline = largest_error(ours, truth)[0], largest_error(base, truth)[0]
-        carried = baseline * step / torch.finfo(self.coarse).eps
-        scale = float(truth.abs().max()) if truth.numel() else 0.0
-        times = 3 if floor >= own else 2  # truth may be as far from the truth itself
-        return Line(place, error, carried, times * (carried + step * scale))
 
 
 # -------------------------------------------------------------------------------------------------------- transformers
@@ -334,45 +316,50 @@ def _quiet() -> Iterator[Any]:
 
 
 class _Peer:
-    """A checkpoint as a model of transformers.
+    """The checkpoint of our model as a model of transformers, all of its weights in one dtype.
 
-    architecture: its class there.  dtype: of its weights, all of them.  pad: id of padding, where config.json has none.
     narrow: whether the last pass in fp64 computed parts in fp32.
     """
 
-    def __init__(
-        self, directory: Path, architecture: str, *, dtype: torch.dtype, device: torch.device, pad: int
-    ) -> None:
+    def __init__(self, ours: Model, dtype: torch.dtype) -> None:
+        self.ours, self.narrow = ours, False
+        self.pad = 0 if isinstance(ours, VISUAL) else pad_id(ours)  # beside images nothing asks for it
+        architecture = ours.family.tasks[ours.task].architecture
         with _quiet() as transformers:
             kind = getattr(transformers, architecture, None)
             if kind is None:
                 raise ValueError(
                     f"transformers {transformers.__version__} has no {architecture}: there is nothing to compare with"
                 )
-            model = kind.from_pretrained(directory, dtype=dtype, attn_implementation="eager").to(device).eval()
-            self._generation_config = transformers.GenerationConfig
+            model = kind.from_pretrained(ours.directory, dtype=dtype, attn_implementation="eager")
+            self.generation_config = transformers.GenerationConfig
+        model = model.to(ours.device).eval()
         for p in model.parameters():  # some are kept in fp32 (T5's in fp16): another function than all of them rounded
             p.data = p.data.to(dtype)
-        if getattr(model.config, "pad_token_id", pad) is None:  # models of images have none to set
-            model.config.pad_token_id = pad  # without one transformers classifies one text at a time
+        if getattr(model.config, "pad_token_id", self.pad) is None:  # models of images have none to set
+            model.config.pad_token_id = self.pad  # without one transformers classifies one text at a time
         self.model: Any = model
-        self.narrow = False
 
-    def run(self, inputs: Inputs, ours: Model) -> Tensors:
+    def run(self, inputs: Inputs) -> Tensors:
         """One pass, read at the places of our model."""
         with _NarrowingMode() as mode:  # type: ignore[no-untyped-call]
-            tensors = their_pass(self.model, inputs, ours)
+            tensors = their_pass(self.model, inputs, self.ours)
         self.narrow = mode.narrowed
         return tensors
 
-    def greedy(self, ids: Tensor, mask: Tensor, *, new_tokens: int, pad: int, start: int | None) -> Tensor:
+    def words(self, inputs: Inputs, new_tokens: int | None) -> Tensor | None:
         """The tokens (B, new_tokens) it goes on with, whatever config files say of ending or sampling.
 
         Each text alone: some models of transformers count padding as positions, or fill it with NaN in fp64.
-        start: what a decoder beside an encoder begins with, None without one.
         """
+        if not new_tokens:
+            return None
+        start = self.ours.start if isinstance(self.ours, EncoderDecoder) else None  # what the decoder begins with
         plain = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
-        self.model.generation_config = self._generation_config(**plain, pad_token_id=pad, decoder_start_token_id=start)
+        self.model.generation_config = self.generation_config(
+            **plain, pad_token_id=self.pad, decoder_start_token_id=start
+        )
+        ids, mask = inputs.arguments["input_ids"], inputs.arguments["attention_mask"]
         with torch.inference_mode(), _quiet():
             texts = [one[tokens].unsqueeze(0) for one, tokens in zip(ids, mask, strict=True)]
             outputs = [self.model.generate(input_ids=x, attention_mask=torch.ones_like(x)) for x in texts]
@@ -390,3 +377,195 @@ class _NarrowingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wide = (a for a in args if isinstance(a, Tensor) and a.dtype == torch.float64)
             self.narrowed = self.narrowed or next(wide, None) is not None
         return out
+
+
+# ------------------------------------------------------------------------------------------------------ the certificate
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison: the largest error of ours and of the baseline against the truth.
+
+    error, baseline, allowed: in the dtype of the certificate. For ids, how many differ, of which none may.
+    wide, wide_allowed: the same in fp64, where something failed and all was run again; else None.
+    """
+
+    place: TensorPlace
+    error: float
+    baseline: float
+    allowed: float
+    wide: float | None = None
+    wide_allowed: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether it obeys the rule in the certificate's dtype."""
+        return isfinite(self.error) and self.error <= self.allowed
+
+    @property
+    def verdict(self) -> Verdict:
+        """Same; rounding, where it fails but not in fp64; bug, where it fails in fp64."""
+        if self.wide is None or self.wide_allowed is None:
+            return "same" if self.within else "bug"
+        if not (isfinite(self.wide) and self.wide <= self.wide_allowed):
+            return "bug"
+        return "same" if self.within else "rounding"
+
+    @property
+    def share(self) -> float:
+        """How much of what is allowed the error takes; above 1 is too much."""
+        return self.error / self.allowed if self.allowed else (inf if self.error else 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class Certificate:
+    """Does regard compute what transformers computes with this checkpoint? True if so; prints as a verdict and a table.
+
+    model: the checkpoint.  architecture: the class of transformers it was compared with.
+    dtype, device, versions: in what, where and with which libraries.  texts, tokens: how many were compared.
+    random_ids: there was no tokenizer, so ids were drawn.  new_tokens: how many were generated; None without words.
+    narrow: transformers computes parts of this model in fp32 even when it is in fp64.
+    lines: every comparison, in the order of the computation.
+    pictures: how many were compared; their pixels are drawn, and the ids of texts beside them.
+    not_compared: what this kind of model makes and no line is about.
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    versions: dict[str, str]
+    texts: int
+    tokens: int
+    random_ids: bool
+    new_tokens: int | None
+    narrow: bool
+    lines: tuple[Line, ...]
+    pictures: int = 0
+    not_compared: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> Verdict:
+        """The gravest verdict of the lines."""
+        return max((line.verdict for line in self.lines), key=GRAVITY.index, default="same")
+
+    @property
+    def passed(self) -> bool:
+        """Whether both compute the same function; rounding beyond the rule is no other function."""
+        return self.result != "bug"
+
+    @property
+    def first(self) -> Line | None:
+        """The first line, in the order of the computation, that is what the result says; None if all is the same."""
+        return next((line for line in self.lines if line.verdict == self.result != "same"), None)
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        return self._verdict("en")
+
+    def text(self, lang: Lang = "en") -> str:
+        """Verdict, table and notes: of each kind of comparison the line that takes most of its allowance.
+
+        Args:
+            lang: "en" or "ko".
+        """
+        about = f"{self.model}, {self.architecture}, {self.dtype}, {self.device}"
+        return "\n".join([self._verdict(lang), "", about, "", self._table(lang), "", *self._notes(lang)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, every line among them; an error that is not finite is one of "inf" and "nan"."""
+        lines = []
+        for line in self.lines:
+            numbers = {name: value for name, value in vars(line).items() if name != "place"}
+            finite = {n: str(v) if isinstance(v, float) and not isfinite(v) else v for n, v in numbers.items()}
+            lines.append({**line.place._asdict(), **finite, "verdict": line.verdict})
+        plain = {name: value for name, value in vars(self).items() if name != "lines"}
+        plain["not_compared"] = list(self.not_compared)
+        return {"verdict": self.verdict, "result": self.result, "passed": self.passed, **plain, "lines": lines}
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _verdict(self, lang: Lang) -> str:
+        if self.first is None:
+            return translate(
+                "same: {count} comparisons with transformers {version} in {dtype}, all within the numeric rule",
+                lang,
+                count=len(self.lines),
+                version=self.versions["transformers"],
+                dtype=self.dtype,
+            )
+        where = self.first.place.text(lang)
+        if self.result == "bug":
+            return translate("bug: first in {where}", lang, where=where)
+        return translate(
+            "rounding: more than the rule allows in {dtype}, first in {where}; in fp64 the gap is gone",
+            lang,
+            dtype=self.dtype,
+            where=where,
+        )
+
+    def _table(self, lang: Lang) -> str:
+        # 1. Of each kind the first line with its gravest verdict; of those that are the same, the tightest.
+        kinds: dict[tuple[str, str], list[Line]] = {}
+        for line in self.lines:
+            kinds.setdefault((line.place.part, line.place.what), []).append(line)
+
+        def rank(line: Line) -> tuple[int, float]:
+            return GRAVITY.index(line.verdict), line.share if line.verdict == "same" else 0.0
+
+        # 2. A row for each kind.
+        wide = any(line.wide is not None for line in self.lines)
+        headers = ["compared", "where", "our error", "theirs", "allowed"]
+        headers += ["in fp64", "allowed there"] if wide else []
+        rows = []
+        for (part, what), lines in kinds.items():
+            line = max(lines, key=rank)
+            layer, where = line.place.layer, ""
+            if layer is not None:
+                where = translate("layer {index} of {layers}", lang, index=layer, layers=len(lines))
+            name = " ".join(filter(None, (word(part, lang), word(what, lang))))
+            numbers = [line.error, line.baseline, line.allowed, *([line.wide, line.wide_allowed] if wide else [])]
+            texts = ["–" if value is None else tables.number(value) for value in numbers]
+            rows.append([name, where, *texts, word(line.verdict, lang)])
+        columns = [translate(header, lang) for header in [*headers, "verdict"]]
+        return tables.text(columns, rows, right=range(2, len(columns) - 1))
+
+    def _notes(self, lang: Lang) -> list[str]:
+        counts = []
+        if self.pictures:
+            counts.append(translate("{pictures} pictures", lang, pictures=self.pictures))
+        if self.texts:
+            counts.append(translate("{texts} texts, {tokens} tokens", lang, texts=self.texts, tokens=self.tokens))
+        rule = translate(
+            "Error: the largest difference from transformers in fp64; "
+            "allowed: 2 · (theirs + one rounding step), 3 · where fp64 itself rounds as much.",
+            lang,
+        )
+        notes = [f"{', '.join(counts)}. {rule}"]
+        drawn = ""  # what was drawn rather than read
+        if self.pictures:
+            drawn = "Pixels and ids were drawn." if self.texts else "Pixels were drawn."
+        elif self.random_ids:
+            tokenized = any(line.place.what == "token ids" for line in self.lines)
+            drawn = "Ids were drawn." if tokenized else "No tokenizer: ids were drawn."
+        if drawn:
+            notes.append(translate(drawn, lang))
+        if self.not_compared:
+            names = ", ".join(word(what, lang) for what in self.not_compared)
+            notes.append(translate("Not compared: {names}.", lang, names=names))
+        if self.new_tokens == 0:
+            notes.append(translate("No room to generate: the texts take all positions.", lang))
+        if self.narrow:
+            narrow = (
+                "transformers computes parts of this model in fp32 even in fp64 (norms, softmax or angles): "
+                "there the difference can only fall to fp32's rounding step."
+            )
+            notes.append(translate(narrow, lang))
+        return notes

@@ -65,10 +65,6 @@ def batches(
     length: limit on the tokens of a text.  truncate: cut longer ones, instead of a ValueError.
     """
     check_int("batch", size)
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
-    if not texts:
-        raise ValueError("there must be at least one text, got an empty list")
     checked_texts(texts)  # here, where they have their own numbers
     characters = [sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts]
     order = sorted(range(len(texts)), key=lambda n: -characters[n])
@@ -318,9 +314,6 @@ def read_images(model: ImagePromptModel, pixels: Sequence[Tensor | None]) -> Vis
         return model.read_image(None)
     if model.kind == "vision-language":
         return model.read_image(torch.cat(there))
-    largest = max(len(each) for each in there)
-    filled = there[0].new_zeros(len(pixels), largest, *there[0].shape[1:])  # (B, P, 3, H, W)
-    for row, each in zip(filled, pixels, strict=True):
-        if each is not None:
-            row[: len(each)] = each
-    return model.read_image(filled)
+    none = there[0].new_empty(0, *there[0].shape[1:])
+    rows = [none if each is None else each for each in pixels]
+    return model.read_image(pad_sequence(rows, batch_first=True))  # (B, P, 3, H, W)

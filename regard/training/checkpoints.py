@@ -38,8 +38,7 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write the state after `step` steps, from all processes, then delete the oldest ones.
 
-        Raises:
-            OSError: writing failed; the checkpoints that were there are untouched.
+        Raises OSError if writing failed; then the checkpoints that were there are untouched.
         """
         target = self.directory / f"step-{step:08d}"
         with ExitStack() as stack:
@@ -66,11 +65,7 @@ class Checkpoints:
             dist.barrier()
 
     def load(self, state: dict[str, Any]) -> int:
-        """Read the newest intact checkpoint into `state`, in place: the step it was written after, 0 if there is none.
-
-        Warns:
-            UserWarning: a checkpoint is damaged and is skipped.
-        """
+        """Read the newest intact checkpoint into `state`, in place; warns of damaged ones. Its step, or 0 for none."""
         step = _broadcast(self.newest_intact() if _rank() == 0 else None)
         if step:
             folder = self.directory / f"step-{step:08d}"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
+from regard.checks import local
 from regard.data.rows import fingerprint
 from regard.files import atomic_file, opened_run
 from regard.models.model import Model
@@ -43,7 +45,7 @@ class TrainResult:
     Args:
         directory: of the run; its `model` opens with `regard.load`.
         steps: optimizer steps done, those before a resume included.
-        loss: training loss of the last logged step, or None if this call had nothing left to do.
+        loss: training loss of the last logged step, also of an earlier call.
         eval_loss: loss on the held-out data, or None without such data.
         metrics: what the model scores on the held-out data, by name; empty without such data.
         stopped: the run was interrupted before its last step; the same call resumes it.
@@ -142,10 +144,10 @@ def run_steps(
             cut_log(out / name, start)
 
     # 3. Train.
-    shown = Progress(config.steps, start, show=progress and processes.main)
     writes = config.tensorboard and processes.main
     writer = import_tensorboard()(str(out / TENSORBOARD), purge_step=start + 1) if writes else None
-    log = Bookkeeper(out / LOG, shown, processes, writer)
+    show = progress and processes.main
+    log = Bookkeeper(out / LOG, writer, processes, steps=config.steps, start=start, show=show)
     run = Run(wrapped, recipe, optimizer, config, processes)
     watching = None
     if config.monitor_every:
@@ -190,7 +192,14 @@ def run_steps(
                 metrics = recipe.metrics(whole.eval(), eval_rows, eval_loss)
         processes.barrier()
     model.eval()
-    return TrainResult(out, step, last_loss, eval_loss, metrics)
+    return TrainResult(out, step, logged_loss(out / LOG) if last_loss is None else last_loss, eval_loss, metrics)
+
+
+def logged_loss(path: Path) -> float | None:
+    """The last training loss in a log, or None if there is none."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    losses: list[float] = [line["loss"] for line in lines if "loss" in line]
+    return losses[-1] if losses else None
 
 
 def due(step: int, every: int) -> bool:
@@ -240,11 +249,11 @@ class Run:
         count = sums[1].clamp(min=1)
         # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        local = [local_part(gradient) for gradient in gradients]
-        multiply(local, (processes.data_size / count).to(local[0].dtype))
+        parts = [local(gradient) for gradient in gradients]  # what this process holds of them
+        multiply(parts, (processes.data_size / count).to(parts[0].dtype))
         norm = total_norm(gradients)
         if config.clip:
-            multiply(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))
+            multiply(parts, (config.clip / (norm + 1e-6)).clamp(max=1.0))
         # 3. Update.
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -261,11 +270,6 @@ def multiply(tensors: Sequence[Tensor], factor: Tensor) -> None:
     else:
         for tensor in tensors:
             tensor.mul_(factor)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -406,12 +410,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def batch_tokens(batch: Batch) -> int:
     """How many positions a batch has; images where it has no tokens."""
-    if "pixel_values" in batch and "input_ids" not in batch:
-        return len(batch["pixel_values"])
-    names = [name for name in ("input_ids", "decoder_input_ids", "labels") if name in batch and batch[name].ndim == 2]
-    if "decoder_input_ids" not in names and "input_ids" in names:
-        return batch["input_ids"].numel()
-    return sum(batch[name].numel() for name in names) or len(next(iter(batch.values())))
+    return batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
 
 
 # ----------------------------------------------------------------------------------------------- the run's directory
@@ -469,11 +468,19 @@ def load_checkpoint(
 
 
 class Bookkeeper:
-    """The log and the progress line. Reading a loss from the device happens here only."""
+    """The log, TensorBoard, and progress on stderr. Reading a loss from the device happens here only.
 
-    def __init__(self, path: Path, progress: Progress, processes: Processes, writer: Any) -> None:
-        self.path, self.progress, self.processes, self.writer = path, progress, processes, writer
-        self.last, self.tokens = time.perf_counter(), 0
+    writer: of TensorBoard, or None.  steps: of the whole run.  start: steps done before.  show: print anything at all.
+    """
+
+    def __init__(self, path: Path, writer: Any, processes: Processes, *, steps: int, start: int, show: bool) -> None:
+        self.path, self.writer, self.processes = path, writer, processes
+        self.steps, self.start, self.show = steps, start, show
+        self.terminal = show and sys.stderr.isatty()
+        self.began = self.last = time.perf_counter()
+        self.tokens, self.printed = 0, float("-inf")
+        if show and start:
+            print(f"resumed after step {start}", file=sys.stderr)
 
     def log_step(self, step: int, run: Run, rows: Sequence[Any]) -> float:
         """Log a step: its loss.
@@ -491,21 +498,17 @@ class Bookkeeper:
         now = time.perf_counter()
         speed = (run.tokens - self.tokens) / max(now - self.last, 1e-9)
         self.last, self.tokens = now, run.tokens
-        line = {
-            "step": step,
-            "loss": loss,
-            "learning_rate": run.rate,
-            "grad_norm": norm,
-            "tokens_per_second": round(speed),
-        }
-        self._write(line)
-        self.progress.update(step, loss, run.rate, speed)
+        line = {"step": step, "loss": loss, "learning_rate": run.rate, "grad_norm": norm}
+        self._write(line | {"tokens_per_second": round(speed)})
+        self._show(step, loss, run.rate, speed)
         return loss
 
     def log_eval(self, step: int, loss: float) -> None:
         """Log an evaluation."""
         self._write({"step": step, "eval_loss": loss})
-        self.progress.note(step, loss)
+        if self.show:  # on a line of its own
+            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
+            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
         self.last = time.perf_counter()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -522,60 +525,12 @@ class Bookkeeper:
 
     def close(self) -> None:
         """End the progress line and the TensorBoard file."""
-        self.progress.close()
+        if self.terminal:
+            print(file=sys.stderr)
         if self.writer is not None:
             self.writer.close()
 
-
-class Stop:
-    """Has the user asked to stop?"""
-
-    asked = False
-
-
-@contextmanager
-def interruptible(processes: Processes) -> Iterator[Stop]:
-    """On the first Ctrl-C the step is finished and a checkpoint written; the second one interrupts at once."""
-    stop = Stop()
-    if processes.size > 1 or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-# --------------------------------------------------------------------------------------------------- progress on stderr
-
-
-class Progress:
-    """Steps done, loss, learning rate, tokens per second and time left.
-
-    Args:
-        steps: of the whole run.
-        start: steps done before.
-        show: print anything at all.
-    """
-
-    def __init__(self, steps: int, start: int, *, show: bool) -> None:
-        self.steps, self.start, self.show = steps, start, show
-        self.terminal = show and sys.stderr.isatty()
-        self.began = time.perf_counter()
-        self.printed = float("-inf")
-        if show and start:
-            print(f"resumed after step {start}", file=sys.stderr)
-
-    def update(self, step: int, loss: float, rate: float, speed: float) -> None:
-        """Show a step."""
+    def _show(self, step: int, loss: float, rate: float, speed: float) -> None:
         now = time.perf_counter()
         if not self.show or (not self.terminal and step < self.steps and now - self.printed < QUIET_SECONDS):
             return
@@ -593,13 +548,23 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def note(self, step: int, loss: float) -> None:
-        """Show an evaluation, on a line of its own."""
-        if self.show:
-            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
-            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """End the bar's line."""
-        if self.terminal:
-            print(file=sys.stderr)
+@contextmanager
+def interruptible(processes: Processes) -> Iterator[SimpleNamespace]:
+    """On the first Ctrl-C, `asked` is set, the step is finished and saved; the second interrupts at once."""
+    stop = SimpleNamespace(asked=False)
+    if processes.size > 1 or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

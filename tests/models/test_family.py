@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.models.family import Concat, OptionalSqueeze, Squeeze, Transpose, Unchanged, lookup
+from regard.models.family import Concat, Squeeze, Transpose, Unchanged, lookup
 
 NAMES = {
     "tower.embed.tokens": "wte",
@@ -48,7 +48,7 @@ def test_a_parameter_without_a_template_is_an_incomplete_family(parameter):
         (Unchanged("a"), [(5, 3)], None, (5, 3)),
         (Transpose("a"), [(5, 3)], None, (3, 5)),
         (Transpose("a"), [(5,)], None, (5,)),  # a bias
-        (OptionalSqueeze("a"), [(1, 7)], None, (7,)),
+        (Squeeze("a", optional=True), [(1, 7)], None, (7,)),
         (Squeeze("a", 2), [(1, 1, 7)], None, (7,)),
         (Concat("a", "b", "c"), [(5, 3), (2, 3), (2, 3)], (5, 2, 2), (9, 3)),
         (Concat("a", "b"), [(5,), (2,)], (5, 2), (7,)),
@@ -79,5 +79,5 @@ def test_a_transposed_matrix_is_contiguous():
 
 
 def test_only_an_optional_tensor_may_be_missing_from_a_checkpoint():
-    sources = Unchanged("a"), Transpose("a"), Squeeze("a"), Concat("a"), OptionalSqueeze("a")
+    sources = Unchanged("a"), Transpose("a"), Squeeze("a"), Concat("a"), Squeeze("a", optional=True)
     assert [source.optional for source in sources] == [False, False, False, False, True]

@@ -21,8 +21,8 @@ from regard.models.families.transformer import TransformerSize, transformer
 from regard.models.text import TextModel
 from regard.op import observed
 from regard.parity import verification
-from regard.parity.certificate import Certificate, Line, TensorPlace
-from regard.parity.passes import rows_of
+from regard.parity.passes import TensorPlace, rows_of
+from regard.parity.verification import Certificate, Line
 
 BERT = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
 BERT |= {"max_position_embeddings": 23, "num_labels": 7}

@@ -26,7 +26,8 @@ from twins import Twin
 import regard
 from regard.models.model import Model
 from regard.parity import passes
-from regard.parity.certificate import Certificate, Line, TensorPlace
+from regard.parity.passes import TensorPlace
+from regard.parity.verification import Certificate, Line
 
 VIT = {"hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29, "num_labels": 7}
 VIT |= {"image_size": [20, 12], "patch_size": 4}

@@ -543,3 +543,9 @@ def test_tensorboard_that_is_not_installed_is_told_before_training(tmp_path, mon
     with pytest.raises(ImportError, match="tensorboard"):
         run(tmp_path / "run", tensorboard=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_says_its_losses_again(tmp_path):
+    first, second = run(tmp_path), run(tmp_path)
+    assert first.loss is not None
+    assert (second.loss, second.eval_loss, second.steps) == (first.loss, first.eval_loss, first.steps)

@@ -17,7 +17,7 @@ from torch import nn
 
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Config, Family, Heads, Names, OptionalSqueeze, Task
+from regard.models.family import Config, Family, Heads, Names, Squeeze, Task
 from regard.nn.blocks import Embedding, EndToken, Labels, LanguageHead, Waves
 
 OFFSET = 2  # of the positions: the first two rows of their table are never looked up
@@ -28,7 +28,7 @@ NAMES: Names = {
     **{f"{side}.embed.positions": f"{side}.embed_positions" for side in ("encoder", "decoder")},
     **{f"{side}.embed.norm": f"{side}.layernorm_embedding" for side in ("encoder", "decoder")},
 }
-CONSTANT = OptionalSqueeze("final_logits_bias")
+CONSTANT = Squeeze("final_logits_bias", optional=True)
 WORDS: Names = {"head.words.weight": "lm_head.weight", "head.words.bias": CONSTANT, "head.bias": CONSTANT}
 HEAD_COPIES = {"lm_head.weight": "shared.weight"}
 COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}

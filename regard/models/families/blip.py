@@ -12,7 +12,7 @@ from torch import nn
 from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families import bert, clip
 from regard.models.family import Config, Family, Names, Squeeze, Task, nested
-from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
+from regard.models.image_text import Answerer, Captioner, Matcher, Matching
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, LanguageHead, Pooler, Tower
@@ -96,8 +96,8 @@ def build(config: Config, task: str) -> Model:
     config.only("tie_word_embeddings", True)
     text, vision = config.sub_config("text_config"), vision_tower(config.sub_config("vision_config"))
     d, seen = text.int("hidden_size", 768), vision.embed.cls.shape[0]
-    ids = zip(("bos_token_id", "sep_token_id", "pad_token_id"), (30522, 102, 0), strict=True)
-    bounds = Bounds(*(text.int(name, usual, minimum=0) for name, usual in ids))
+    start, end = text.int("bos_token_id", 30522, minimum=0), text.int("sep_token_id", 102, minimum=0)
+    bounds = start, end, text.int("pad_token_id", 0, minimum=0)
     if task == "image-to-text":
         return Captioner(config, vision, text_tower(text, seen, causal=True), lm_head(text), bounds)
     if task == "visual-question-answering":

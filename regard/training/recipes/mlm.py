@@ -123,8 +123,11 @@ class MaskedLM(Recipe):
             else:
                 *parts, relation = self.choose_pair(row, random)
                 relations.append(relation)
-            ids, kinds = self._surround(parts)
-            hidden, label = self.hide(ids, random)
+            ids, kinds = list(self.start_ids), [0] * len(self.start_ids)
+            for number, part in enumerate(parts):
+                ids += [*part.tolist(), *self.end_ids]
+                kinds += [number] * (len(part) + len(self.end_ids))
+            hidden, label = self.hide(np.asarray(ids), random)
             inputs.append(hidden)
             labels.append(label)
             types.append(kinds)
@@ -153,13 +156,6 @@ class MaskedLM(Recipe):
     def max_labels(self, labels: Tensor) -> int:
         """How many of the labels (B, N) of a batch are not ignored, at most."""
         return int(1.25 * self.probability * labels.numel()) + 64
-
-    def _surround(self, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        ids, types = list(self.start_ids), [0] * len(self.start_ids)
-        for number, part in enumerate(parts):
-            ids += [*part.tolist(), *self.end_ids]
-            types += [number] * (len(part) + len(self.end_ids))
-        return np.asarray(ids), np.asarray(types)
 
     def hide(self, ids: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Ids with some hidden, and the labels: the ids that were there, -100 elsewhere."""

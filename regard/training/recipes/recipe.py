@@ -1,4 +1,4 @@
-"""The base class of recipes."""
+"""The base class of recipes, and what they share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.data.tokenizer import Tokenizer
 from regard.models.encoder_decoder import EncoderDecoder
@@ -89,10 +90,7 @@ def padding_mask(rows: Sequence[Sequence[int] | np.ndarray]) -> Batch:
 
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Tensor:
     """Rows of unequal length as one tensor (B, N), padded on the right."""
-    padded = torch.full((len(rows), max(map(len, rows))), value, dtype=torch.long)
-    for place, row in zip(padded, rows, strict=True):
-        place[: len(row)] = torch.as_tensor(row)
-    return padded
+    return pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=value)
 
 
 def tokenizer_of(model: Model) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,6 @@ from regard.data.rows import read_documents, read_rows
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import TokenBlocks, row_length, split_sentences, token_stream
-from regard.training.metrics import bleu, check_bleu
 from regard.training.recipes.recipe import Batch, Recipe, loss_options, pad_rows, padding_mask, tokenizer_of
 
 
@@ -284,3 +284,22 @@ class Translation(Recipe):
             written += [result.text.strip() for result in results]
         score, signature = bleu(written, [target.strip() for _, target in texts])
         return {"BLEU": round(score, 2), "signature": signature}
+
+
+def bleu(predicted: Sequence[str], expected: Sequence[str], *, lowercase: bool = False) -> tuple[float, str]:
+    """Corpus BLEU by sacrebleu, and the signature to report with it.
+
+    Raises ImportError if sacrebleu is not installed.
+    """
+    check_bleu()
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(lowercase=lowercase)
+    score = metric.corpus_score(list(predicted), [list(expected)]).score
+    return float(score), str(metric.get_signature())
+
+
+def check_bleu() -> None:
+    """Raise ImportError if sacrebleu is not installed."""
+    if find_spec("sacrebleu") is None:
+        raise ImportError("BLEU needs sacrebleu: pip install 'regard[metrics]'")
