@@ -53,7 +53,7 @@ def effect(options: EffectOptions) -> None:
     check_options(options)
     refuse_images([] if options.text is None else [options.text], "regard effect")
     session, _ = read_text(read_one(options.text, options.file), options)
-    place = Place(session, options)
+    place = EditPlace(session, options)
     metric = read_metric(place, options)
     if options.scan is not None:
         show_scan(place, metric, options)
@@ -117,7 +117,7 @@ def split_metric(text: str) -> tuple[str, list[str]]:
 # --------------------------------------------------------------------------------------------------------------- places
 
 
-class Place:
+class EditPlace:
     """Where a text is edited: its tokens, layers and heads, checked before anything is edited."""
 
     def __init__(self, session: Session, options: EffectOptions) -> None:
@@ -215,7 +215,7 @@ def _positions(tokens: range) -> int | list[int]:
 # --------------------------------------------------------------------------------------------------------------- metric
 
 
-def read_metric(place: Place, options: EffectOptions) -> Metric:
+def read_metric(place: EditPlace, options: EffectOptions) -> Metric:
     """The metric of --metric. Raises ValueError for one that the model or its tokenizer does not have."""
     from regard.edits import metrics
     from regard.session.effects import moved_metric
@@ -249,7 +249,7 @@ def read_metric(place: Place, options: EffectOptions) -> Metric:
     return metrics.Metric(f"log p(“{words[0]}”)", metrics.log_prob(numbers[0], position=position).function)
 
 
-def predicted_position(place: Place) -> int:
+def predicted_position(place: EditPlace) -> int:
     """Where a language model predicts: at the mask token of the text, else after its last token."""
     mask = place.model.tokenizer.ids_of.mask
     if place.model.task not in ("fill-mask", "pretraining") or mask is None:
@@ -264,7 +264,7 @@ def predicted_position(place: Place) -> int:
     return int(places[0])
 
 
-def word_id(word: str, place: Place) -> int:
+def word_id(word: str, place: EditPlace) -> int:
     """The token of a word, with or without a space before it; the one that fits the end of the text wins."""
     tokenizer = place.model.tokenizer
     spellings = [f" {word}", word]
@@ -284,7 +284,7 @@ def word_id(word: str, place: Place) -> int:
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
+def show_effect(place: EditPlace, metric: Metric, options: EffectOptions) -> None:
     """One edit, beside the same edit at random places."""
     from regard.edits.effects import effect as measure
 
@@ -326,7 +326,7 @@ def show_effect(place: Place, metric: Metric, options: EffectOptions) -> None:
     out.print((out.say(_caveat(place, options)), "dim"))
 
 
-def show_heads(place: Place, metric: Metric, options: EffectOptions) -> None:
+def show_heads(place: EditPlace, metric: Metric, options: EffectOptions) -> None:
     """The edit in each head by itself, the largest effect first."""
     import torch
 
@@ -364,7 +364,7 @@ def show_heads(place: Place, metric: Metric, options: EffectOptions) -> None:
     _print_table(place, f"{_edited(place, out.say)}: {metric}, {out.say('exact')}", shown_rows, metric, options, note)
 
 
-def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
+def show_scan(place: EditPlace, metric: Metric, options: EffectOptions) -> None:
     """Every head, layer or edge edited by itself; the largest effects."""
     from regard.edits.effects import scan
 
@@ -399,7 +399,7 @@ def show_scan(place: Place, metric: Metric, options: EffectOptions) -> None:
 
 
 def _print_table(
-    place: Place, what: str, rows: list[dict[str, Any]], metric: Metric, options: EffectOptions, note: str = ""
+    place: EditPlace, what: str, rows: list[dict[str, Any]], metric: Metric, options: EffectOptions, note: str = ""
 ) -> None:
     out = Terminal(options.lang)
     out.print((f"{place.session.name} ({place.model.family.title})", "bold"), f"   {what}")
@@ -428,7 +428,7 @@ def _without_nan(values: Any) -> Any:
     return None if isnan(values) else values
 
 
-def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, Any]:
+def _common(place: EditPlace, metric: Metric, options: EffectOptions) -> dict[str, Any]:
     return {
         "version": VERSION,
         "name": place.session.name,
@@ -441,12 +441,12 @@ def _common(place: Place, metric: Metric, options: EffectOptions) -> dict[str, A
     }
 
 
-def _caveat(place: Place, options: EffectOptions) -> str:
+def _caveat(place: EditPlace, options: EffectOptions) -> str:
     links = options.scan == "edges" or (options.scan is None and place.edit == "knock-out")
     return CAVEAT if links else CAVEAT_OF_HEADS
 
 
-def _edited(place: Place, say: Callable[..., str]) -> str:
+def _edited(place: EditPlace, say: Callable[..., str]) -> str:
     if place.edit == "ablate":
         return say("head ablated")
     if place.edit == "zero-values":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -45,14 +45,19 @@ class Projector(nn.Module):
         return cast(Tensor, self.w_out(self.function(self.w_in(x))))
 
 
+class VisionFeatures(NamedTuple):
+    """Which vectors of an image tower a projector sees."""
+
+    layers: Sequence[int]  # after so many blocks, side by side; below 0 counts from the end, −1 being after the last
+    full: bool  # cls, too, and not the patches alone
+
+
 class VisionLanguageModel(Model):
     """An image tower, a projector, and a language model.
 
     Args:
         placeholder: the token that an image's vectors take the place of.
-        layers: the projector sees the vectors after so many blocks, side by side; below 0 counts from the end, −1 being
-            after the last. ValueError for a layer that the tower does not have.
-        full: it sees cls, too, and not the patches alone.
+        features: what the projector sees; ValueError for a layer that the tower does not have.
         vision_pooler: the checkpoint's pooler of images; unused, kept to be saved.
     """
 
@@ -66,14 +71,13 @@ class VisionLanguageModel(Model):
         text: TextModel,
         *,
         placeholder: int,
-        layers: Sequence[int],
-        full: bool,
+        features: VisionFeatures,
         vision_pooler: nn.Module | None = None,
     ) -> None:
         super().__init__(config)
         self.vision, self.projector, self.text = vision, projector, text
-        self.placeholder, self.full, self.vision_pooler = placeholder, full, vision_pooler
-        depth = len(vision.blocks)
+        self.placeholder, self.full, self.vision_pooler = placeholder, features.full, vision_pooler
+        layers, depth = features.layers, len(vision.blocks)
         wrong = [layer for layer in layers if not -depth - 1 <= layer <= depth]
         if wrong or not layers:
             raise ValueError(

@@ -160,7 +160,10 @@ class MultiHeadAttention(HeadProjections):
         single = x.ndim == 2
         if single:
             x, context = x[None], context[None] if isinstance(context, Tensor) else context
-        out, weights = self._attend(x, context, mask, cache, positions, context_positions, tokens, return_weights)
+        self._check(x, context, cache, positions, context_positions)
+        if isinstance(context, Tensor):
+            context = self.keys(context, context_positions)
+        out, weights = self._attend(x, context, mask, cache, positions, tokens, return_weights)
         out = out[0] if single else out
         if weights is None:
             return out
@@ -191,15 +194,13 @@ class MultiHeadAttention(HeadProjections):
     def _attend(
         self,
         x: Tensor,
-        context: Tensor | ContextKeys | None,
+        context: ContextKeys | None,
         mask: object,
         cache: KeyValueCache | None,
         positions: Tensor | Angles | None,
-        context_positions: Tensor | None,
         tokens: Tokens | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        self._check(x, context, cache, positions, context_positions)
         tokens = tokens if tokens is not None and self._untouched else None
         # 1. Queries, keys and values, turned to their positions if the layer has a Rotary.
         before = 0 if cache is None else len(cache)
@@ -208,7 +209,7 @@ class MultiHeadAttention(HeadProjections):
         if context is not None:
             q = self.queries(x)
             q = q if rotary is None or here is None else rotary.turn(q, here)
-            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
+            k, v = context  # turned already
         elif rotary is None or here is None:
             q, k, v = self.project(x, tokens)
         else:

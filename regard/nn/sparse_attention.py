@@ -55,15 +55,13 @@ class SparseAttention(MultiHeadAttention):
     def _attend(
         self,
         x: Tensor,
-        context: Tensor | ContextKeys | None,
+        context: ContextKeys | None,
         mask: object,
         cache: Cache | None,
         positions: Tensor | Angles | None,
-        context_positions: Tensor | None,
         tokens: Tokens | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        self._check(x, context, cache, positions, context_positions)
         if context is not None or cache is not None:
             raise ValueError(
                 f"a {type(self).__name__} attends within x, all of it at once: leave out context= and cache="
@@ -441,7 +439,7 @@ class BlockAttention(SparseAttention):
         if not (mask is None or isinstance(mask, Mask)):
             raise TypeError(f"mask= must be a regard mask, as regard.masks.padding(…), got {type(mask).__name__}")
         if not self.sparse(x.shape[1]):
-            return MultiHeadAttention._attend(self, x, None, mask, None, None, None, tokens, return_weights=False)[0]
+            return MultiHeadAttention._attend(self, x, None, mask, None, None, tokens, return_weights=False)[0]
         blocks, bias = self.rules(x.shape[1], x.device)
         q, k, v = self.project(x, tokens)  # (B, H, N, D)
         self._check_all_heads(q, k)

@@ -23,8 +23,8 @@ from regard.lens.measures.measures import (
     NAMES,
     TOP,
     MeasureOptions,
-    Place,
     Pool,
+    TilePlace,
     WeightTile,
     at_least_one,
     cell_of_positions,
@@ -49,7 +49,7 @@ def whole(s: Tensor, cuts: tuple[int, ...], names: list[str], size: int = 3, top
         part = s[..., first:end]
         t = part - torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)
         pools = (Pool(slice(0, nq), nq, size, s), Pool(slice(first, end), nk, size, s)) if "map" in names else ()
-        place = Place(slice(0, batch), slice(0, heads), slice(0, nq), slice(first, end))
+        place = TilePlace(slice(0, batch), slice(0, heads), slice(0, nq), slice(first, end))
         tile = WeightTile(place, part, t.clamp(min=torch.finfo(s.dtype).min), t.exp(), torch.full_like(t, nan), *pools)
         for each in found:
             each.add(tile)

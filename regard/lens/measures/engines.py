@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.backends import choose, sdpa
 from regard.backends.call import Call
 from regard.devices import no_triton
-from regard.lens.measures.measures import MEASURES, MeasureOptions, Place, Pool, Sizes, WeightTile
+from regard.lens.measures.measures import MEASURES, MeasureOptions, Pool, Sizes, TilePlace, WeightTile
 from regard.lens.measures.weights import (
     LOG2E,
     ComputedWeights,
@@ -162,7 +162,7 @@ def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
             peak.copy_(sinks if sinks.ndim == 3 else sinks[:, None])
             total.fill_(1.0)
 
-        def add(source: _FromCall, at: Place) -> None:
+        def add(source: _FromCall, at: TilePlace) -> None:
             s = source.scores(at)
             before, sum_before = peak[at.queries], total[at.queries]
             higher = torch.maximum(before, s.amax(-1) * source.unit)
@@ -190,7 +190,7 @@ def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Measure
             pools[axis, part.start] = Pool(part, source.sizes[axis], wanted.size, lse)
         return pools[axis, part.start]
 
-    def add(source: _Source, at: Place) -> None:
+    def add(source: _Source, at: TilePlace) -> None:
         tile = source.tile(at)
         if "map" in wanted.names:
             tile.row_pool, tile.col_pool = pool(at.rows, 2), pool(at.cols, 3)
@@ -202,7 +202,7 @@ def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Measure
     return {k: v for each in measures for k, v in each.result(lse, sinks).items()}
 
 
-def _walk(source: S, add: Callable[[S, Place], None]) -> None:
+def _walk(source: S, add: Callable[[S, TilePlace], None]) -> None:
     """Add all visible tiles, on several threads where there are heads enough: their sums do not overlap."""
     groups = source.groups()
     threads = min(source.threads, len(groups))
@@ -248,7 +248,7 @@ class _Source(ABC):
         self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
 
     @abstractmethod
-    def tile(self, at: Place) -> WeightTile:
+    def tile(self, at: TilePlace) -> WeightTile:
         """The tile with its weights."""
 
     def apart(self) -> Self:
@@ -260,7 +260,7 @@ class _Source(ABC):
         batch, heads, _, _ = self.sizes
         return [(b, h) for b in _cut(batch, self.rows_at_once) for h in _cut(heads, self.heads_at_once)]
 
-    def tiles(self, batch: slice, heads: slice) -> Iterator[Place]:
+    def tiles(self, batch: slice, heads: slice) -> Iterator[TilePlace]:
         """The visible tiles of some batch rows and heads."""
         kinds: list[list[list[int]]] | None = None  # the least and the most visible kind of each tile
         if self.kinds is not None:
@@ -270,7 +270,7 @@ class _Source(ABC):
             for c, cols in enumerate(_cut(self.sizes[3], self.size[1])):
                 low, high = (FULL, FULL) if kinds is None else kinds[r][c]
                 if high != EMPTY:
-                    yield Place(batch, heads, rows, cols, masked=low != FULL)
+                    yield TilePlace(batch, heads, rows, cols, masked=low != FULL)
 
 
 class _FromCall(_Source):
@@ -304,7 +304,7 @@ class _FromCall(_Source):
         other._allocate()
         return other
 
-    def tile(self, at: Place) -> WeightTile:
+    def tile(self, at: TilePlace) -> WeightTile:
         """s, t = s − lse and p = e^t."""
         s = self.scores(at)
         _, t, p, scratch = self._tile_buffers(s.shape)
@@ -313,7 +313,7 @@ class _FromCall(_Source):
             t.clamp_(min=torch.finfo(t.dtype).min)
         return WeightTile(at, s, t, exponentials(t, out=p), scratch, unit=self.unit)
 
-    def scores(self, at: Place) -> Tensor:
+    def scores(self, at: TilePlace) -> Tensor:
         """The scores (b, h, r, c) in units of `unit`, −∞ where hidden; the next call overwrites them."""
         call = self.call
         q, k = self.q[at.queries].to(self.wide), self._keys(at).to(self.wide)
@@ -330,7 +330,7 @@ class _FromCall(_Source):
             s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
         return s
 
-    def _keys(self, at: Place) -> Tensor:
+    def _keys(self, at: TilePlace) -> Tensor:
         """The keys that these heads read, (b, 1 or h, c, D)."""
         first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
         k = self.k[at.batch, first : last + 1, at.cols]
@@ -342,7 +342,7 @@ class _FromCall(_Source):
             self.buffers[shape] = self.space[:, : prod(shape)].view(4, *shape).unbind()
         return self.buffers[shape]
 
-    def _read(self, rule: Mask | Bias, bound: IndexRule, at: Place) -> Tensor:
+    def _read(self, rule: Mask | Bias, bound: IndexRule, at: TilePlace) -> Tensor:
         """The cells of a mask or bias in a tile: a view of dense ones, else computed."""
         place = (*at.queries, at.cols)
         if isinstance(rule, DenseMask):
@@ -378,7 +378,7 @@ class _FromProducts(_FromCall):
         super()._allocate()
         self.rows: tuple[tuple[slice, slice, slice] | None, Tensor] = None, self.q
 
-    def tile(self, at: Place) -> WeightTile:
+    def tile(self, at: TilePlace) -> WeightTile:
         """t = log₂ p, and p = 2^t."""
         q, k = self._with_lse(at), self._keys(at).to(self.wide)
         t, p, scratch, _ = self._tile_buffers((*q.shape[:3], k.shape[2]))
@@ -391,7 +391,7 @@ class _FromProducts(_FromCall):
                 t.view(torch.int32).bitwise_and_(kept).bitwise_or_(never)
         return WeightTile(at, None, t, torch.exp2(t, out=p), scratch, t_unit=1 / LOG2E)
 
-    def _bits(self, at: Place) -> tuple[Tensor, Tensor]:
+    def _bits(self, at: TilePlace) -> tuple[Tensor, Tensor]:
         """All bits where visible, and those of `NEVER` where hidden, (r, c), of a mask that depends on j − i alone."""
         assert self.call.mask is not None
         assert self.see is not None
@@ -403,7 +403,7 @@ class _FromProducts(_FromCall):
             self.bits[place] = -seen.to(torch.int32), never
         return self.bits[place]
 
-    def _with_lse(self, at: Place) -> Tensor:
+    def _with_lse(self, at: TilePlace) -> Tensor:
         """A tile's queries, scaled, with −lse as one more column: (b, h, r, D + 1), kept for the tiles beside it."""
         if self.rows[0] != at.queries:
             q = self.q[at.queries].to(self.wide) * (self.call.scale * LOG2E)
@@ -419,7 +419,7 @@ class _FromScores(_Source):
         super().__init__((batch, heads, nq, nk), weights.device, None)
         self.s, self.p, self.wide = scores, weights, wide
 
-    def tile(self, at: Place) -> WeightTile:
+    def tile(self, at: TilePlace) -> WeightTile:
         part = (*at.queries, at.cols)
         s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
         t = p.log().clamp_(min=torch.finfo(self.wide).min)
@@ -439,7 +439,7 @@ class _FromTiles(_Source):
         rows = max(1, self.size[0] * together // max(1, heads * batch))
         self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
 
-    def tile(self, at: Place) -> WeightTile:
+    def tile(self, at: TilePlace) -> WeightTile:
         p = self.source.tile(at.rows, at.cols)
         s = p.abs().log()  # edited weights may be negative
         t = s.clamp(min=torch.finfo(s.dtype).min)

@@ -98,7 +98,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """Where a tile lies, and whether its cells must be masked one by one."""
 
     batch: slice
@@ -117,7 +117,7 @@ class Place:
 class WeightTile:
     """One visible tile of some batch rows and heads. Measures read it; they may write to `scratch` alone."""
 
-    at: Place
+    at: TilePlace
     s: Tensor | None  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden; None: they are t + lse
     t: Tensor  # (b, h, r, c) s − lse = ln p in units of `t_unit`, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from regard.models.families import clip, llama
 from regard.models.family import Config, Family, Names, Task, nested
-from regard.models.vision_language import Projector, VisionLanguageModel
+from regard.models.vision_language import Projector, VisionFeatures, VisionLanguageModel
 
 NAMES: Names = {
     **nested(clip.VISION, "vision.", "vision_tower.vision_model."),
@@ -51,8 +51,7 @@ def build(config: Config, task: str) -> VisionLanguageModel:
         projector,
         reader,
         placeholder=placeholder(config, reader.vocabulary),
-        layers=layers,
-        full=config.str("vision_feature_select_strategy", "default") == "full",
+        features=VisionFeatures(layers, config.str("vision_feature_select_strategy", "default") == "full"),
         vision_pooler=clip.vision_pooler(vision),
     )
 
