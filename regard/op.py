@@ -18,20 +18,20 @@ from regard.checks import check_dense, check_int
 from regard.locale import Lang, translate
 
 __all__ = [
-    "BeamObserver",
     "Editor",
     "Observer",
+    "RowObserver",
     "Steps",
     "add_editor",
     "attention",
     "observe",
-    "observe_beams",
+    "observe_rows",
     "observed",
     "remove_editor",
     "steps",
-    "tell_beams",
+    "tell_rows",
     "unobserve",
-    "unobserve_beams",
+    "unobserve_rows",
 ]
 
 Observer = Callable[[Call, str, Any], None]
@@ -40,12 +40,12 @@ Observer = Callable[[Call, str, Any], None]
 Editor = Callable[[Call, Any], tuple[Call, Any]]
 """Called with the checked call and its output before the observers; returns what stands in their place."""
 
-BeamObserver = Callable[[Sequence[Sequence[int]], int], None]
-"""Called after each beam search, see `observe_beams`."""
+RowObserver = Callable[[Sequence[Sequence[int]], int], None]
+"""Called after a generation whose rows moved or ended early, see `observe_rows`."""
 
 _observers: tuple[Observer, ...] = ()
 _editors: tuple[Editor, ...] = ()
-_beam_observers: tuple[BeamObserver, ...] = ()
+_row_observers: tuple[RowObserver, ...] = ()
 
 
 def attention(
@@ -193,28 +193,28 @@ def remove_editor(editor: Editor) -> None:
     _editors = tuple(other for other in _editors if other != editor)
 
 
-def observe_beams(observer: BeamObserver) -> None:
-    """Call `observer` after each beam search with the batch rows in which the returned sequences were computed.
+def observe_rows(observer: RowObserver) -> None:
+    """Call `observer` after a generation whose sequences moved between batch rows (beam search) or ended early.
 
     Args:
-        observer: called, in the thread of the search, with the rows (for each returned sequence its batch row in each
-            pass of the model, −1 after its end) and the number of passes.
+        observer: called, in the thread of the generation, with the rows (for each returned sequence its batch row in
+            each pass of the model, −1 after its end) and the number of passes.
     """
-    global _beam_observers
-    _beam_observers = (*_beam_observers, observer)
+    global _row_observers
+    _row_observers = (*_row_observers, observer)
 
 
-def unobserve_beams(observer: BeamObserver) -> None:
-    """Remove a beam observer, if it was added."""
-    global _beam_observers
-    _beam_observers = tuple(other for other in _beam_observers if other != observer)
+def unobserve_rows(observer: RowObserver) -> None:
+    """Remove an observer of rows, if it was added."""
+    global _row_observers
+    _row_observers = tuple(other for other in _row_observers if other != observer)
 
 
-def tell_beams(rows: Sequence[Sequence[int]] | Tensor, passes: int) -> None:
-    """Report a beam search. Reading a tensor waits for the device, so it is read only if there is an observer."""
-    if _beam_observers:
+def tell_rows(rows: Sequence[Sequence[int]] | Tensor, passes: int) -> None:
+    """Report where the sequences of a generation were. A tensor is read, which waits, only if there is an observer."""
+    if _row_observers:
         listed = rows.tolist() if isinstance(rows, Tensor) else rows
-        for observer in _beam_observers:
+        for observer in _row_observers:
             observer(listed, passes)
 
 

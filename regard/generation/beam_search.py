@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.op import tell_beams
+from regard.op import tell_rows
 
 if TYPE_CHECKING:
     from regard.generation.loop import TokenLoop
@@ -132,7 +132,7 @@ def beam_search(loop: TokenLoop, on_token: Callable[[int], None] | None = None) 
         logits, loop.passes = loop.decoder.step(state, live.tokens[:, :, made - 1].flatten()), made + 1
     # 3. The best of each row.
     returned = config.num_return_sequences or 1
-    tell_beams(ended.rows[:, :returned].flatten(0, 1), made)
+    tell_rows(ended.rows[:, :returned].flatten(0, 1), made)
     tokens, counts, scores = (x[:, :returned].flatten(0, 1) for x in (ended.tokens, ended.lengths, ended.scores))
     if bool(scores.isnan().any()):
         raise ValueError("the scores of the beams are NaN: look at the model's logits, its weights and dtype")

@@ -24,7 +24,7 @@ from regard.generation.config import GenerationConfig, LogitsFilters, Sampler
 from regard.generation.prompt_lookup import NGRAM, DraftReader
 from regard.generation.streaming import Decode, Reason, RowText, Stream
 from regard.models.family import GENERATION_TASKS
-from regard.op import observed, tell_beams
+from regard.op import observed, tell_rows
 from regard.tasks.inputs import ImagePromptModel, Several, expand_prompt, read_images, without_special
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def tell_ends(lengths: Sequence[int], passes: int) -> None:
         passes: of the model.
     """
     if observed() and min(lengths) < passes:
-        tell_beams([[row] * n + [-1] * (passes - n) for row, n in enumerate(lengths)], passes)
+        tell_rows([[row] * n + [-1] * (passes - n) for row, n in enumerate(lengths)], passes)
 
 
 class TokenLoop:

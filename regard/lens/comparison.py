@@ -210,7 +210,10 @@ class Comparison:
         if (more := len(self.changes) - MOST_SHOWN) > 0:
             below.append(translate("… and {more} more", lang, more=more))
         if self.changes:
-            note = "difference: of the head that differs most; of map and received, the share of attention that moved"
+            note = (
+                "difference: of the head that differs most, the mean over its queries of |A − B|; of map and received, "
+                "the share of attention that moved"
+            )
             below.append(translate(note, lang))
         shown = [
             (translate("what|where|A|B", lang).split("|"), mismatches, list[int]()),

@@ -148,7 +148,7 @@ class ComputedHead:
         with as_they_are(device):
             i, j = torch.arange(nq, device=device)[rows], torch.arange(nk, device=device)[cols]
             b, h = (torch.full((1, 1, 1, 1), n, device=device) for n in (self.batch, self.head))
-            return self.weights._finish(scaled[None, None], (b, h, i.view(-1, 1), j.view(1, -1)))[0, 0]
+            return self.weights.finish(scaled[None, None], (b, h, i.view(-1, 1), j.view(1, -1)))[0, 0]
 
 
 class StoredHead:

@@ -130,7 +130,7 @@ class ComputedWeights:
         s = grouped_scores(q, k).mul_(call.scale)
         i = torch.arange(nq, device=call.device)[rows]
         j = torch.arange(nk, device=call.device)[cols]
-        return self._finish(s, indices(batch, heads, i, j, call.device))
+        return self.finish(s, indices(batch, heads, i, j, call.device))
 
     def _pairs(self, keys: Tensor, rows: slice, lse: Tensor) -> Tensor:
         call, (batch, heads, nq, nk) = self.call, self.sizes
@@ -142,10 +142,10 @@ class ComputedWeights:
         chosen = k.gather(3, at).reshape(*keys.shape, -1).to(lse.dtype)  # (B, H, rows, D)
         s = (call.q[:, :, rows].to(lse.dtype) * chosen).sum(-1).mul_(call.scale)
         b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device)[rows], index, call.device)
-        s = self._finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
+        s = self.finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
         return torch.where(there, exponentials(s.sub_(_shift(lse[..., rows])), out=s), 0.0)
 
-    def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    def finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Softcap, bias and mask, in the operation's order."""
         call, (_, _, nq, nk) = self.call, self.sizes
         if call.softcap is not None:

@@ -29,7 +29,7 @@ from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import four_axes, indices, part_of
 from regard.nn.projections import ContextKeys
-from regard.op import BeamObserver, attention
+from regard.op import RowObserver, attention
 
 if TYPE_CHECKING:
     from regard.lens.taps.interception import Interceptor
@@ -301,7 +301,7 @@ class WatchedModel:
 
     model: nn.Module
     on_call: Callable[[ObservedCall], None]
-    on_beams: BeamObserver | None = None
+    on_rows: RowObserver | None = None
     interceptor: Interceptor | None = None  # which may replace the outputs of its calls
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow

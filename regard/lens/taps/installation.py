@@ -39,7 +39,7 @@ from regard.lens.taps.calls import (
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
 from regard.masks.mask import four_axes
-from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
+from regard.op import RowObserver, observe, observe_rows, unobserve, unobserve_rows
 
 if TYPE_CHECKING:
     from regard.lens.taps.interception import Interceptor
@@ -130,7 +130,7 @@ class Taps:
         model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
         on_call: called with an `ObservedCall` after each attention call, in the thread that made it, under
             `measuring()`.
-        on_beams: called for beam searches of regard's own models, see `regard.op.observe_beams`.
+        on_rows: called after generations of regard's own models, see `regard.op.observe_rows`.
         interceptor: may replace the outputs of calls.
 
     Attributes:
@@ -145,14 +145,14 @@ class Taps:
         self,
         model: nn.Module,
         on_call: Callable[[ObservedCall], None],
-        on_beams: BeamObserver | None = None,
+        on_rows: RowObserver | None = None,
         interceptor: Interceptor | None = None,
     ) -> None:
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
         self._begin = partial(
-            WatchedModel, model, on_call, on_beams, interceptor, self.errors, self._unconfirmed, self._chained
+            WatchedModel, model, on_call, on_rows, interceptor, self.errors, self._unconfirmed, self._chained
         )
 
     @property
@@ -237,7 +237,7 @@ def _install(model: nn.Module) -> None:
         _fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         observe(_on_op)
-        observe_beams(_on_beams)
+        observe_rows(_on_rows)
         _cover()
         _installed = True
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
@@ -255,7 +255,7 @@ def _remove() -> None:
         _fast_path = None
     with suppress(ValueError):  # where it does not observe
         unobserve(_on_op)
-    unobserve_beams(_on_beams)
+    unobserve_rows(_on_rows)
     if _library is not None:
         _library._destroy()  # type: ignore[no-untyped-call]
         _library = None
@@ -338,12 +338,12 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
         deliver(callers, lambda: _observed(call.in_torch(), backend, output, inner))
 
 
-def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
-    """Called by `regard.op` after each beam search."""
+def _on_rows(rows: Sequence[Sequence[int]], passes: int) -> None:
+    """Called by `regard.op` after a generation."""
     for watch in tuple(WATCHES):
-        if watch.on_beams is not None:
+        if watch.on_rows is not None:
             try:
-                watch.on_beams(rows, passes)
+                watch.on_rows(rows, passes)
             except Exception as problem:  # whatever is wrong with us, the model must run
                 watch.errors.append(("", without_frames(problem)))
 
