@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-from regard.checks import check_int, is_distributed, may_read
+from regard.checks import check_int, has_numbers, is_distributed
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
@@ -119,15 +119,18 @@ def part(layer: nn.Module, rows: Sequence[int], x: Tensor, start: int, stop: int
 
 
 class Tokens(NamedTuple):
-    """Where the tokens of a padded batch stand, so that what is computed for each position alone skips its padding."""
+    """Where the tokens of a padded batch stand, so that what is computed for each position alone skips its padding.
+
+    On a CPU: on an H200 the copies take what the products save (BERT-base, 56 % tokens: 18.0 ms, without 17.4).
+    """
 
     places: Tensor  # (T,) among the B·N positions
     shape: tuple[int, int]  # B, N
 
     @classmethod
-    def of(cls, attention_mask: Tensor | None, *, training: bool) -> Tokens | None:
-        """Those of a mask (B, N); None where padding is too little for the copies to pay, or reading it would wait."""
-        if attention_mask is None or not may_read(attention_mask, training=training):
+    def of(cls, attention_mask: Tensor | None) -> Tokens | None:
+        """Those of a mask (B, N); None where skipping its padding does not pay."""
+        if attention_mask is None or not attention_mask.is_cpu or not has_numbers(attention_mask):
             return None
         places = attention_mask.flatten().nonzero()[:, 0]
         batch, n = attention_mask.shape

@@ -128,7 +128,7 @@ def block_of(name):
 
 
 def tokens_of(mask):
-    tokens = projections.Tokens.of(mask, training=False)
+    tokens = projections.Tokens.of(mask)
     assert tokens is not None
     return tokens
 
@@ -154,10 +154,10 @@ def test_padding_is_neither_computed_nor_missed(name):
 def test_little_padding_is_computed():
     few = torch.ones(2, 8, dtype=torch.bool)
     few[0, -1] = False
-    assert projections.Tokens.of(few, training=False) is None
+    assert projections.Tokens.of(few) is None
     few[1, -1] = False
-    assert projections.Tokens.of(few, training=False) is not None
-    assert projections.Tokens.of(None, training=False) is None
+    assert projections.Tokens.of(few) is not None
+    assert projections.Tokens.of(None) is None
 
 
 def test_who_hooks_into_a_layer_sees_whole_batches():
