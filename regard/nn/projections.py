@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-from regard.checks import check_int, has_numbers, is_distributed
+from regard.checks import check_int, is_distributed, may_read
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
@@ -130,7 +130,7 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, attention_mask: Tensor | None) -> Tokens | None:
         """Those of a mask (B, N); None where skipping its padding does not pay."""
-        if attention_mask is None or not attention_mask.is_cpu or not has_numbers(attention_mask):
+        if attention_mask is None or not may_read(attention_mask, training=True):  # which a GPU would wait for
             return None
         places = attention_mask.flatten().nonzero()[:, 0]
         batch, n = attention_mask.shape

@@ -252,7 +252,7 @@ def test_text_speaks_korean():
     text = found.text("ko")
     assert re.match(r"양쪽에 있는 모듈 1개, 지표 12개 중 \d+개가 다름 \(허용 오차 0.01\)", text)
     assert re.search("^마스크 +layers", text, re.MULTILINE)
-    assert "차이: 가장 크게 다른 헤드의 값" in text
+    assert "차이: 가장 크게 다른 헤드" in text
     assert compare(capture(record()), capture(record())).text("ko") == "같음: 비교한 모듈 1개, 지표 12개"
     with pytest.raises(ValueError, match="ko"):
         found.text("fr")
