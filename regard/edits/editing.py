@@ -122,6 +122,7 @@ class EditContext:
         self._hooks: list[RemovableHandle] = []
         self._text = _TextPosition()
         self._lengths: dict[int, int] = {}  # edit → positions that its calls had
+        self._heads: dict[str, int] = {}  # module path → heads of its first call
 
     @property
     def names(self) -> list[str]:
@@ -183,6 +184,11 @@ class EditContext:
         if not mine:
             return None
         heads = intercepted.sizes[1]
+        if (before := self._heads.setdefault(intercepted.path, heads)) != heads:
+            raise ValueError(
+                f"{intercepted.path!r} had {before} heads in its first call and has {heads} in a later one, so which "
+                "head an edit means is not known: the model packs heads in a way that is not read yet"
+            )
         for number, applied in mine:
             largest = max(head_list(applied.edit, heads))
             if largest >= heads:

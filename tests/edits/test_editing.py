@@ -306,6 +306,22 @@ def test_what_cannot_be_edited_says_so() -> None:
         regard.edit(model, "knock_out")
 
 
+class Packing(nn.Module):
+    """Gives SDPA all its heads in one call, and two by two in the next, as a release of transformers packs them."""
+
+    def forward(self, q: Tensor, packed: bool) -> Tensor:
+        x = q.unflatten(1, (2, -1)).flatten(2, 3) if packed else q
+        return sdpa(x, x, x).view(q.shape)
+
+
+def test_heads_that_are_packed_in_an_unknown_way_are_not_taken_for_others() -> None:
+    model, q = Packing(), torch.randn(1, 6, 1, 4)
+    with regard.edit(model, edits.ablate(0, 1)):
+        model(q, False)
+        with pytest.raises(ValueError, match=r"6 heads.*2 in"):
+            model(q, True)
+
+
 def test_a_vector_is_added_to_what_a_module_returns() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     x, vector = torch.randn(2, 5, 3), torch.tensor([1.0, -2.0, 3.0])
