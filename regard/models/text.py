@@ -445,7 +445,7 @@ class LongTextModel(TextModel):
         if position_ids is None:
             position_ids = count(input_ids, attention_mask)
         x = self.tower.embed(input_ids, position_ids, inputs["token_type_ids"], inputs["inserted"])  # (B, N, d)
-        tokens = Tokens.of(attention_mask)
+        tokens = Tokens.of(attention_mask, x.shape[-1])
         hidden_states = [x]
         for block in self.tower.depth:
             x = block(x, mask=roles, tokens=tokens)

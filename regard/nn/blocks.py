@@ -387,7 +387,7 @@ class Tower(nn.Module):
             angles = self.rotary.angles(position_ids, torch.promote_types(x.dtype, torch.float32))
         mask = visible(attention_mask, causal=self.causal, document_ids=document_ids)
         encoder_mask = visible(encoder_attention_mask, causal=False)
-        tokens = None if caches else Tokens.of(attention_mask)
+        tokens = None if caches else Tokens.of(attention_mask, x.shape[-1])
         hidden_states = [x] if output_hidden_states else []
         for number, block in enumerate(self.depth):
             encoded = encoder_hidden_states

@@ -18,7 +18,8 @@ from regard.rotary import Angles
 if TYPE_CHECKING:
     from regard.nn.attention import MultiHeadAttention
 
-MOST_TOKENS = 7 / 8  # of the positions of a batch: with more of them, its padding is computed too
+# Padding is skipped where it is an eighth of the positions of a batch or more, and times d² this: copies take time.
+MOST_TOKENS, LEAST_SAVED = 7 / 8, 1 << 19
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
 
@@ -128,13 +129,15 @@ class Tokens(NamedTuple):
     shape: tuple[int, int]  # B, N
 
     @classmethod
-    def of(cls, attention_mask: Tensor | None) -> Tokens | None:
-        """Those of a mask (B, N); None where skipping its padding does not pay."""
+    def of(cls, attention_mask: Tensor | None, d: int) -> Tokens | None:
+        """Those of a mask (B, N), for vectors (B, N, d); None where skipping its padding does not pay."""
         if attention_mask is None or not may_read(attention_mask, training=True):  # which a GPU would wait for
             return None
         places = attention_mask.flatten().nonzero()[:, 0]
         batch, n = attention_mask.shape
-        return cls(places, (batch, n)) if len(places) <= MOST_TOKENS * batch * n else None
+        saved = (batch * n - len(places)) * d * d
+        pays = saved >= LEAST_SAVED and len(places) <= MOST_TOKENS * batch * n
+        return cls(places, (batch, n)) if pays else None
 
     def take(self, x: Tensor) -> Tensor:
         """x (B, N, d) → its tokens (1, T, d)."""

@@ -128,7 +128,7 @@ def block_of(name):
 
 
 def tokens_of(mask):
-    tokens = projections.Tokens.of(mask)
+    tokens = projections.Tokens.of(mask, 12)
     assert tokens is not None
     return tokens
 
@@ -154,10 +154,17 @@ def test_padding_is_neither_computed_nor_missed(name):
 def test_little_padding_is_computed():
     few = torch.ones(2, 8, dtype=torch.bool)
     few[0, -1] = False
-    assert projections.Tokens.of(few) is None
+    assert projections.Tokens.of(few, 12) is None
     few[1, -1] = False
-    assert projections.Tokens.of(few) is not None
-    assert projections.Tokens.of(None) is None
+    assert projections.Tokens.of(few, 12) is not None
+    assert projections.Tokens.of(None, 12) is None
+
+
+def test_padding_of_small_models_is_computed(monkeypatch):
+    monkeypatch.undo()  # of the fixture that lets small models skip it
+    mask = torch.arange(32) < torch.tensor([[32], [0]])
+    assert projections.Tokens.of(mask, 127) is None
+    assert projections.Tokens.of(mask, 128) is not None
 
 
 def test_who_hooks_into_a_layer_sees_whole_batches():
