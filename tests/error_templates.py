@@ -25,7 +25,7 @@ FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
 # Calls whose argument of this number is a message, besides classes that end in Error.
 MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
 # Functions that return messages, and names under which reasons are kept for one: variables, fields and arguments.
-REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit")
+REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit|how")
 KEPT = re.compile(r"reasons|trouble|lacking|without_\w+|why_\w+")
 DEEPEST = 4
 NAMES = ("{} and {}", "{} or {}", "{} is {}", "regard", "code", "markdown", "PostScript")
@@ -336,10 +336,12 @@ class Package:
         return result
 
     def table(self, source: Source, node: ast.expr, depth: int, seen: frozenset[str]) -> list[Message] | None:
-        """The values of a dict of the module."""
-        if not isinstance(node, ast.Name):
+        """The values of a dict: of the module by its name, or written out."""
+        if not isinstance(node, ast.Name | ast.Dict):
             return None
-        values = source.globals.get(node.id) or [value for _, value in self.constants[node.id]]
+        values: list[ast.expr] = [node] if isinstance(node, ast.Dict) else []
+        if isinstance(node, ast.Name):
+            values = source.globals.get(node.id) or [value for _, value in self.constants[node.id]]
         tables = [value for value in values if isinstance(value, ast.Dict)]
         return self.any_of([(source, value) for table in tables for value in table.values], depth, seen)
 

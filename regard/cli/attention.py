@@ -21,7 +21,7 @@ from regard.cli.outputs import (
     print_matrix,
     write_figure,
 )
-from regard.locale import translate
+from regard.locale import translate, translate_error
 from regard.tables import width
 
 if TYPE_CHECKING:
@@ -309,8 +309,9 @@ def backends(options: BackendsOptions) -> None:
     out.print((f"q {tuple(q.shape)}, k {key_shape}, v {key_shape}, {options.dtype}, {one.device}", "bold"))
     out.print()
     yes, no = out.say("yes"), out.say("no")
+    marks = {explanation.chosen: "  ← auto"}
     rows = [
-        [name, yes if can else no, why + ("  ← auto" if name == explanation.chosen else "")]
+        [name, yes if can else no, translate_error(why, options.lang) + marks.get(name, "")]
         for name, can, why in explanation.rows
     ]
     if out.room is not None:
