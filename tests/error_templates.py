@@ -25,7 +25,7 @@ FIELD = re.compile(r"\{(\d+)(?::([^{}]*))?\}")
 # Calls whose argument of this number is a message, besides classes that end in Error.
 MESSAGES = {"RefusedError": 1, "HTTPException": 1, "warn": 0, "_complain": 0}
 # Functions that return messages, and names under which reasons are kept for one: variables, fields and arguments.
-REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit|how")
+REASONS = re.compile(r"\w*unsupported_reason|_why_nothing|_explain|misfit|how|conversion")
 KEPT = re.compile(r"reasons|trouble|lacking|without_\w+|why_\w+")
 DEEPEST = 4
 NAMES = ("{} and {}", "{} or {}", "{} is {}", "regard", "code", "markdown", "PostScript")

@@ -44,9 +44,6 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
 AGAIN = "download or copy it again"
 WITH_NETWORK = "load it again with a network"
-BESIDE = (
-    "copy the files of tokenizer and preprocessor there, too (or save them there with AutoTokenizer and AutoProcessor)"
-)
 
 
 class CheckpointError(ValueError):
@@ -233,7 +230,10 @@ def conversion(directory: Path, source: str = "directory") -> str:
                 name, of = first, ""
     except (OSError, ValueError):
         pass  # loading says why
-    return f"{name}.from_pretrained({source}).save_pretrained(new_directory){of}; {BESIDE}"
+    return (
+        f"{name}.from_pretrained({source}).save_pretrained(new_directory){of}; copy the files of tokenizer and "
+        "preprocessor there, too (or save them there with AutoTokenizer and AutoProcessor)"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- a checkpoint's files
