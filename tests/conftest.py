@@ -65,13 +65,6 @@ def no_prepared_launches() -> None:
         backends._LAUNCHES.clear()
 
 
-@pytest.fixture(autouse=True)
-def skipped_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models of the tests skip padding as large ones do."""
-    if (projections := sys.modules.get("regard.nn.projections")) is not None:
-        monkeypatch.setattr(projections, "LEAST_SAVED", 0)
-
-
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data and weights beside the checkout."""

@@ -72,9 +72,6 @@ def run(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The logits, and the gradient of a fixed random projection of them to every weight of the whole model, by name."""
     result = model(**inputs)
     logits = result if isinstance(result, Tensor) else result.logits
-    mask = inputs.get("attention_mask")
-    if mask is not None and logits.shape[:2] == mask.shape:
-        logits = logits[mask.bool()]  # one process does not compute padding
     towards = torch.randn(logits.shape, generator=torch.Generator().manual_seed(13))
     (logits * towards.to(logits)).sum().backward()
     with torch.no_grad():  # so that `gather` puts them together, and under the names that the weights had

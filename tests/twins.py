@@ -228,10 +228,7 @@ def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None
     device = next(model.parameters()).device
     made = read(model, {n: t.to(device) if isinstance(t, Tensor) else t for n, t in inputs.items()})
     made = {n: t.cpu() for n, t in made.items()}
-    # What stands at padding does not count.
-    masks = [mask.bool() for mask in (real, inputs.get("attention_mask")) if mask is not None]
-    for n, t in made.items():
-        made[n] = next((t[mask] for mask in masks if t.shape[:2] == mask.shape), t)
+    made = {n: t[real] if real is not None and t.shape[:2] == real.shape else t for n, t in made.items()}
     found: dict[str, Any] = {n: t.detach() for n, t in made.items()}
     if gradients:
         last = next(made[n] for n in ("logits", "text", "picture", "hidden") if n in made)

@@ -28,7 +28,7 @@ from regard.nn.blocks import (
     TowerOutput,
     count,
 )
-from regard.nn.projections import Cache, ContextKeys, Linear, Tokens
+from regard.nn.projections import Cache, ContextKeys, Linear
 from regard.nn.sparse_attention import Roles
 from regard.rotary import DynamicNTK, LongRope
 
@@ -445,10 +445,9 @@ class LongTextModel(TextModel):
         if position_ids is None:
             position_ids = count(input_ids, attention_mask)
         x = self.tower.embed(input_ids, position_ids, inputs["token_type_ids"], inputs["inserted"])  # (B, N, d)
-        tokens = Tokens.of(attention_mask, x.shape[-1])
         hidden_states = [x]
         for block in self.tower.depth:
-            x = block(x, mask=roles, tokens=tokens)
+            x = block(x, mask=roles)
             hidden_states += [x] if every else []
         return TowerOutput(x, tuple(hidden_states) if every else None)
 

@@ -17,11 +17,9 @@ from regard.nn.projections import (
     HeadProjections,
     Linear,
     ScorePosition,
-    Tokens,
     apart,
     separate,
     split,
-    untouched,
     whole_output,
 )
 from regard.op import attention
@@ -130,7 +128,6 @@ class MultiHeadAttention(HeadProjections):
         cache: KeyValueCache | None = None,
         positions: Tensor | Angles | None = None,
         context_positions: Tensor | None = None,
-        tokens: Tokens | None = None,
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Self-attention of x (B, N, d_model), or cross-attention to a context; the result is (B, N, d_model).
@@ -147,8 +144,6 @@ class MultiHeadAttention(HeadProjections):
             positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds. Layers of one
                 model can share `rotary.angles(positions)`.
             context_positions: integers (M,) or (B, M) for Rotary.
-            tokens: which positions of x are no padding, for self-attention: only these are projected, and the result of
-                others is 0.
             return_weights: return the output and the weights (B, H, N, M), before dropout, in fp32 or wider. They are
                 built whole, after the definition: at most 2²⁶ numbers, 8 heads of 2,896 positions. `regard.watch` and
                 `regard.look` have rows, tiles and measures of longer ones.
@@ -160,10 +155,7 @@ class MultiHeadAttention(HeadProjections):
         single = x.ndim == 2
         if single:
             x, context = x[None], context[None] if isinstance(context, Tensor) else context
-        self._check(x, context, cache, positions, context_positions)
-        if isinstance(context, Tensor):
-            context = self.keys(context, context_positions)
-        out, weights = self._attend(x, context, mask, cache, positions, tokens, return_weights)
+        out, weights = self._attend(x, context, mask, cache, positions, context_positions, return_weights)
         out = out[0] if single else out
         if weights is None:
             return out
@@ -194,26 +186,24 @@ class MultiHeadAttention(HeadProjections):
     def _attend(
         self,
         x: Tensor,
-        context: ContextKeys | None,
+        context: Tensor | ContextKeys | None,
         mask: object,
         cache: KeyValueCache | None,
         positions: Tensor | Angles | None,
-        tokens: Tokens | None,
+        context_positions: Tensor | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        tokens = tokens if tokens is not None and self._untouched else None
+        self._check(x, context, cache, positions, context_positions)
         # 1. Queries, keys and values, turned to their positions if the layer has a Rotary.
         before = 0 if cache is None else len(cache)
         rotary = self.position if isinstance(self.position, Rotary) else None
         here = _count(x, before) if rotary is not None and positions is None else positions
-        if context is not None:
+        if context is None:
+            q, k, v = self.project(x) if rotary is None or here is None else self._project_and_turn(x, rotary, here)
+        else:
             q = self.queries(x)
             q = q if rotary is None or here is None else rotary.turn(q, here)
-            k, v = context  # turned already
-        elif rotary is None or here is None:
-            q, k, v = self.project(x, tokens)
-        else:
-            q, k, v = self._project_and_turn(x, rotary, here, tokens)
+            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
         if q.shape[1] != self.num_heads or k.shape[1] != self.num_kv_heads:
             self._check_share(q.shape[1], k.shape[1])
         # 2. Attention, over earlier positions as well.
@@ -240,35 +230,24 @@ class MultiHeadAttention(HeadProjections):
             if cache is not None:  # a call that raises, or is interrupted, leaves the cache as it was
                 cache.crop(before)
             raise
-        return self.joined(out, tokens), weights
+        return self.joined(out), weights
 
-    def project(self, x: Tensor, tokens: Tokens | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position; of padding all are 0 if `tokens` say it."""
-        x = x if tokens is None else tokens.take(x)
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
         if self.fused:
             q, k, v = apart(self.w_qkv, self._rows, x)
         else:
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
-        if tokens is not None:
-            q, k, v = tokens.spread(q), tokens.spread(k), tokens.spread(v)
         k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
         return split(q, self.head_dim, self.q_norm), k, v
 
-    @property
-    def _untouched(self) -> bool:
-        """Whether nobody has put a hook or an adapter on the projections, which would see tokens in another shape."""
-        return all(map(untouched, [self.w_qkv, self.w_o] if self.fused else [self.w_q, self.w_k, self.w_v, self.w_o]))
-
-    def _project_and_turn(
-        self, x: Tensor, rotary: Rotary, positions: Tensor | Angles, tokens: Tokens | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_and_turn(self, x: Tensor, rotary: Rotary, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
         """As `project`, queries and keys turned to their positions; together, where they come from one product."""
         if not self.fused or self.q_norm is not None or self.k_norm is not None:
-            q, k, v = self.project(x, tokens)
+            q, k, v = self.project(x)
             return rotary.turn(q, positions), rotary.turn(k, positions), v
         wide, narrow, _ = self._rows
-        y = whole_output(self.w_qkv, x if tokens is None else tokens.take(x), wide + 2 * narrow)
-        both, v = torch.split(y if tokens is None else tokens.spread(y), [wide + narrow, narrow], -1)
+        both, v = torch.split(whole_output(self.w_qkv, x, wide + 2 * narrow), [wide + narrow, narrow], -1)
         both = rotary.turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
         q, k = torch.split(both, [self.num_heads, self.num_kv_heads], 1)
         return q, k, split(v, self.head_dim)

@@ -15,17 +15,7 @@ from regard import masks
 from regard.checks import is_distributed, may_read
 from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.projections import (
-    AttentionLayer,
-    Cache,
-    ContextKeys,
-    Joined,
-    Linear,
-    Tokens,
-    separate,
-    untouched,
-    whole_output,
-)
+from regard.nn.projections import AttentionLayer, Cache, ContextKeys, Joined, Linear, separate, untouched, whole_output
 from regard.rotary import Angles, Rotary
 
 
@@ -92,10 +82,8 @@ class FeedForward(nn.Module):
         self.function, self.activation, self.gated = activation(function), function, gated
         self.d_ff, self.separated = d_ff, False
 
-    def forward(self, x: Tensor, tokens: Tokens | None = None) -> Tensor:
-        """x (…, d_model) → (…, d_model). tokens: which positions are no padding; the result of others is 0."""
-        if tokens is not None and not self.separated and untouched(self.w_in) and untouched(self.w_out):
-            return tokens.spread(self.forward(tokens.take(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, d_model) → (…, d_model)."""
         rows = max(1, INNER.get(x.device.type, INNER_ELSEWHERE) // (self.d_ff * (2 if self.gated else 1)))
         whole = x.numel() <= rows * x.shape[-1] or self.training or torch.is_grad_enabled() or self.separated
         if whole or torch.compiler.is_compiling() or not (untouched(self.w_in) and untouched(self.w_out)):
@@ -279,24 +267,15 @@ class Block(nn.Module):
         positions: Tensor | Angles | None = None,
         encoder_hidden_states: Tensor | ContextKeys | None = None,
         encoder_mask: Mask | None = None,
-        tokens: Tokens | None = None,
     ) -> Tensor:
-        """x (B, N, d) → (B, N, d). Without encoder_hidden_states `cross` is skipped: BLIP reads a text alone.
-
-        tokens: where x is no padding, if attention and feed-forward may skip padding.
-        """
+        """x (B, N, d) → (B, N, d). Without encoder_hidden_states `cross` is skipped: BLIP reads a text alone."""
         attend = partial(self.attention, mask=mask, cache=cache, positions=positions)
-        if torch.compiler.is_compiling():
-            tokens = None  # their number is another in every batch
-        if tokens is not None and isinstance(self.attention, MultiHeadAttention):
-            attend = partial(attend, tokens=tokens)
         x = self._add(x, self.attention_norm, attend, self.attention_scale)
         if self.cross is not None and encoder_hidden_states is not None:
             assert self.cross_norm is not None
             cross = partial(self.cross, context=encoder_hidden_states, mask=encoder_mask)
             x = self._add(x, self.cross_norm, cross)
-        feed_forward = partial(self.feed_forward, tokens=tokens)
-        return self._add(x, self.feed_forward_norm, feed_forward, self.feed_forward_scale)
+        return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None) -> Tensor:
         added = part(norm(x) if self.norm_first else x)
@@ -387,7 +366,6 @@ class Tower(nn.Module):
             angles = self.rotary.angles(position_ids, torch.promote_types(x.dtype, torch.float32))
         mask = visible(attention_mask, causal=self.causal, document_ids=document_ids)
         encoder_mask = visible(encoder_attention_mask, causal=False)
-        tokens = None if caches else Tokens.of(attention_mask, x.shape[-1])
         hidden_states = [x] if output_hidden_states else []
         for number, block in enumerate(self.depth):
             encoded = encoder_hidden_states
@@ -398,7 +376,6 @@ class Tower(nn.Module):
                 positions=angles,
                 encoder_hidden_states=encoded if encoded is None or isinstance(encoded, Tensor) else encoded[number],
                 encoder_mask=encoder_mask,
-                tokens=tokens,
             )
             hidden_states += [x] if output_hidden_states else []
         if self.norm is not None:

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-from regard.checks import check_int, is_distributed, may_read
+from regard.checks import check_int, is_distributed
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
 if TYPE_CHECKING:
     from regard.nn.attention import MultiHeadAttention
 
-# Padding is skipped where it is an eighth of the positions of a batch or more, and times d² this: copies take time.
-MOST_TOKENS, LEAST_SAVED = 7 / 8, 1 << 19
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
 
@@ -117,36 +115,6 @@ def part(layer: nn.Module, rows: Sequence[int], x: Tensor, start: int, stop: int
     linear_layer = cast(nn.Linear, layer)
     bias = None if linear_layer.bias is None else linear_layer.bias[start:stop]
     return linear(x, linear_layer.weight[start:stop], bias)
-
-
-class Tokens(NamedTuple):
-    """Where the tokens of a padded batch stand, so that what is computed for each position alone skips its padding.
-
-    On a CPU: on an H200 the copies take what the products save (BERT-base, 56 % tokens: 18.0 ms, without 17.4).
-    """
-
-    places: Tensor  # (T,) among the B·N positions
-    shape: tuple[int, int]  # B, N
-
-    @classmethod
-    def of(cls, attention_mask: Tensor | None, d: int) -> Tokens | None:
-        """Those of a mask (B, N), for vectors (B, N, d); None where skipping its padding does not pay."""
-        if attention_mask is None or not may_read(attention_mask, training=True):  # which a GPU would wait for
-            return None
-        places = attention_mask.flatten().nonzero()[:, 0]
-        batch, n = attention_mask.shape
-        saved = (batch * n - len(places)) * d * d
-        pays = saved >= LEAST_SAVED and len(places) <= MOST_TOKENS * batch * n
-        return cls(places, (batch, n)) if pays else None
-
-    def take(self, x: Tensor) -> Tensor:
-        """x (B, N, d) → its tokens (1, T, d)."""
-        return x.flatten(0, 1).index_select(0, self.places)[None]
-
-    def spread(self, y: Tensor) -> Tensor:
-        """y (1, T, d) → (B, N, d), 0 at padding."""
-        batch, n = self.shape
-        return y.new_zeros(batch * n, y.shape[-1]).index_copy_(0, self.places, y[0]).view(batch, n, -1)
 
 
 class Cache(Protocol):
@@ -333,10 +301,9 @@ class HeadProjections(nn.Module):
             v = k if self.w_v is None else self.w_v(context)
         return ContextKeys(split(k, self.head_dim, self.k_norm), split(v, self.head_dim))
 
-    def joined(self, out: Tensor, tokens: Tokens | None = None) -> Tensor:
+    def joined(self, out: Tensor) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
-        x = out.transpose(1, 2).flatten(2)
-        return cast(Tensor, self.w_o(x) if tokens is None else tokens.spread(self.w_o(tokens.take(x))))
+        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
 
     def _check_x(self, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:

@@ -39,7 +39,7 @@ from regard.masks.biases import Bias
 from regard.masks.mask import Bounds, IndexRule, TileGrid, booleans, cell_of
 from regard.masks.patterns import fit_length
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.projections import Cache, ContextKeys, Joined, Linear, Tokens, apart, split
+from regard.nn.projections import Cache, ContextKeys, Joined, Linear, apart, split
 from regard.op import attention
 from regard.rotary import Angles
 
@@ -55,13 +55,14 @@ class SparseAttention(MultiHeadAttention):
     def _attend(
         self,
         x: Tensor,
-        context: ContextKeys | None,
+        context: Tensor | ContextKeys | None,
         mask: object,
         cache: Cache | None,
         positions: Tensor | Angles | None,
-        tokens: Tokens | None,
+        context_positions: Tensor | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
+        self._check(x, context, cache, positions, context_positions)
         if context is not None or cache is not None:
             raise ValueError(
                 f"a {type(self).__name__} attends within x, all of it at once: leave out context= and cache="
@@ -71,10 +72,10 @@ class SparseAttention(MultiHeadAttention):
                 f"a {type(self).__name__} never builds its weights whole: leave out return_weights=, and take "
                 "`with regard.watch(layer, keep='qk') as seen: layer(x)`, which has their rows, tiles and measures"
             )
-        return self._attend_within(x, mask, tokens if self._untouched else None), None
+        return self._attend_within(x, mask), None
 
     @abstractmethod
-    def _attend_within(self, x: Tensor, mask: object, tokens: Tokens | None) -> Tensor: ...
+    def _attend_within(self, x: Tensor, mask: object) -> Tensor: ...
 
 
 # ------------------------------------------------------------------------------------------------------ sliding windows
@@ -233,13 +234,13 @@ class SlidingAttention(SparseAttention):
         self.dilation = check_int("dilation of a sliding window", dilation)
         self.whole = GlobalRows(d_model, num_heads, dropout=dropout, backend=backend)
 
-    def _attend_within(self, x: Tensor, mask: object, tokens: Tokens | None) -> Tensor:
+    def _attend_within(self, x: Tensor, mask: object) -> Tensor:
         if not (mask is None or isinstance(mask, Roles)):
             raise TypeError(
                 f"a sliding window has a mask of its own; mask= gives the tokens' roles, as Roles.of(tokens, chosen) "
                 f"or None, got {type(mask).__name__}"
             )
-        q, k, v = self.project(x, tokens)  # (B, H, N, D)
+        q, k, v = self.project(x)  # (B, H, N, D)
         self._check_all_heads(q, k)
         seen = sliding(self.reach, self.dilation) if mask is None else mask.local(self.reach, self.dilation)
         dropout = self.dropout if self.training else 0.0
@@ -248,7 +249,7 @@ class SlidingAttention(SparseAttention):
         if mask is not None and mask.max_global:
             places = mask.places.unsqueeze(-1).expand(len(x), -1, x.shape[-1])
             out = out.scatter_add(1, places, self.whole(x, mask))  # their rows are 0 so far
-        return cast(Tensor, self.w_o(out) if tokens is None else tokens.spread(self.w_o(tokens.take(out))))
+        return cast(Tensor, self.w_o(out))
 
     def extra_repr(self) -> str:
         """The arguments shown by `print(layer)`."""
@@ -435,17 +436,17 @@ class BlockAttention(SparseAttention):
         draw = (self.num_heads, self.pattern) if self.training and self.random else None
         return _rules(-(-n // self.size), self.size, self.random, draw, device)
 
-    def _attend_within(self, x: Tensor, mask: object, tokens: Tokens | None) -> Tensor:
+    def _attend_within(self, x: Tensor, mask: object) -> Tensor:
         if not (mask is None or isinstance(mask, Mask)):
             raise TypeError(f"mask= must be a regard mask, as regard.masks.padding(…), got {type(mask).__name__}")
         if not self.sparse(x.shape[1]):
-            return MultiHeadAttention._attend(self, x, None, mask, None, None, tokens, return_weights=False)[0]
+            return MultiHeadAttention._attend(self, x, None, mask, None, None, None, return_weights=False)[0]
         blocks, bias = self.rules(x.shape[1], x.device)
-        q, k, v = self.project(x, tokens)  # (B, H, N, D)
+        q, k, v = self.project(x)  # (B, H, N, D)
         self._check_all_heads(q, k)
         seen = blocks if mask is None else mask.kept.setdefault(("blocks", id(blocks)), blocks & mask)  # for all layers
         out = attention(q, k, v, mask=seen, bias=bias, scale=self.scale, backend=self.backend)
-        return self.joined(out, tokens)
+        return self.joined(out)
 
     def extra_repr(self) -> str:
         """The arguments shown by `print(layer)`."""

@@ -311,19 +311,29 @@ def test_axes_of_the_map_are_named(fresh_page, site):
     until(fresh_page, lambda: {"looks from ↓", "looks at →"} <= set(fresh_page.evaluate("[...written]")))
 
 
-def test_chosen_word_is_scrolled_to(page, session, models):
+IN_SIGHT = """(word) => {
+  const [one, room] = [word, word.closest(".text-scroll")].map((at) => at.getBoundingClientRect());
+  return one.top >= room.top && one.bottom <= room.bottom;
+}"""
+
+
+def test_chosen_word_is_scrolled_to_and_stays_in_sight_until_somebody_scrolls(page, models):
     text = " ".join(f"The {word} went to the market and bought a lamp." for word in ("cat", "dog", "fox", "hen", "owl"))
     with models.using(models.find(None), lambda done, total: None) as model:
         read = look_at(text, model)
     last = len(read.tokens) - 3
     with serving([read]) as address:
         ready(page, f"{address}#layer=0&head=0&token={last}")
-        inside = """(word) => {
-          const [one, room] = [word, word.closest(".text-scroll")].map((at) => at.getBoundingClientRect());
-          return one.top >= room.top && one.bottom <= room.bottom;
-        }"""
-        word = page.locator(f'.text-piece[data-index="{last}"]')
-        until(page, lambda: word.evaluate(inside))
+        word, pane = page.locator(f'.text-piece[data-index="{last}"]'), page.locator(".text-scroll")
+        until(page, lambda: word.evaluate(IN_SIGHT))
+        expect(page.locator(".text-links")).to_be_visible()  # the last that is drawn beside the words
+        for height in ("60px", "40px"):
+            pane.evaluate("(pane, height) => { pane.style.maxHeight = height; }", height)
+            until(page, lambda: word.evaluate(IN_SIGHT))
+        pane.dispatch_event("wheel")
+        pane.evaluate("(pane) => { pane.scrollTop = 0; pane.style.maxHeight = '50px'; }")
+        page.wait_for_timeout(200)
+        assert not word.evaluate(IN_SIGHT)
 
 
 def test_arcs_cross_no_word_and_two_have_numbers(page, site, session):

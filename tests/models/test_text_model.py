@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from counting import CountedRows
 from transformers import BertConfig, GPT2Config, LlamaConfig
 from twins import RATIO, Twin, texts
 
@@ -228,21 +227,6 @@ def test_the_last_id_and_the_last_position_are_allowed(open_model):
 def test_a_mask_that_hides_nothing_changes_nothing(open_model):
     model = open_model("LLaMA")
     assert torch.equal(model(IDS, IDS.bool()).logits, model(IDS).logits)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["BERT", "GPT-2", "LLaMA"])
-def test_a_padded_batch_costs_and_says_what_its_texts_do(name, open_model):
-    model, lengths = open_model(name, torch.float64), [23, 2, 11]
-    ids = torch.randint(1, V, (3, 23))
-    with CountedRows() as together:
-        hidden = model(ids, torch.arange(23) < torch.tensor(lengths)[:, None]).last_hidden_state
-    with CountedRows() as alone:
-        for row, n in enumerate(lengths):
-            one = model(ids[row : row + 1, :n]).last_hidden_state
-            torch.testing.assert_close(hidden[row, :n], one[0], rtol=0, atol=1e-12)
-    scored = 0 if name == "BERT" else ids.numel() - sum(lengths)  # a language-model head scores every position
-    assert together.rows == alone.rows + scored
 
 
 def test_segments_are_refused_where_there_are_none(open_model):

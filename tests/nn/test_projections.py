@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from counting import CountedRows
 from torch import nn
 from torch.nn.utils import prune
 
-from regard import masks
 from regard.nn import projections
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import Block, FeedForward
-from regard.nn.sparse_attention import SlidingAttention
 from regard.positions import Rotary
 
 
@@ -106,72 +102,3 @@ def test_hook_into_all_layers_sees_joined_projections():
     finally:
         handle.remove()
     assert layer.w_qkv in seen
-
-
-# -------------------------------------------------------------------------------------------------------------- padding
-
-
-LENGTHS = [7, 3, 0, 5]
-REAL = torch.arange(11) < torch.tensor(LENGTHS)[:, None]
-ATTENTIONS = {
-    "separate": lambda: MultiHeadAttention(12, 3),
-    "fused": lambda: MultiHeadAttention(12, 6, num_kv_heads=2, fused=True),
-    "rotary": lambda: MultiHeadAttention(12, 3, fused=True, position=Rotary(4)),
-    "rotary, separate": lambda: MultiHeadAttention(12, 3, position=Rotary(4)),
-    "sliding": lambda: SlidingAttention(12, 3, reach=2),
-}
-
-
-def block_of(name):
-    norms = [nn.LayerNorm(12), nn.LayerNorm(12)]
-    return Block(ATTENTIONS[name](), FeedForward(12, 20, "gelu"), norms, norm_first=False).double()
-
-
-def tokens_of(mask):
-    tokens = projections.Tokens.of(mask, 12)
-    assert tokens is not None
-    return tokens
-
-
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_padding_is_neither_computed_nor_missed(name):
-    block, x = block_of(name), torch.randn(4, 11, 12, dtype=torch.float64)
-    mask = masks.padding(REAL) if name != "sliding" else None
-    up = torch.randn(int(REAL.sum()), 12, dtype=torch.float64)
-    work, results = [], []
-    for tokens in (None, tokens_of(REAL)):
-        with CountedRows() as counted:
-            out = block(x, mask=mask, tokens=tokens)
-        work.append(counted.rows)
-        results.append([out[REAL], *torch.autograd.grad(out[REAL], list(block.parameters()), up, allow_unused=True)])
-    assert work[1] * REAL.numel() == work[0] * sum(LENGTHS)
-    if name == "sliding":  # without a mask its windows reach into padding, which is 0 for one and not for the other
-        return
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-def test_little_padding_is_computed():
-    few = torch.ones(2, 8, dtype=torch.bool)
-    few[0, -1] = False
-    assert projections.Tokens.of(few, 12) is None
-    few[1, -1] = False
-    assert projections.Tokens.of(few, 12) is not None
-    assert projections.Tokens.of(None, 12) is None
-
-
-def test_padding_of_small_models_is_computed(monkeypatch):
-    monkeypatch.undo()  # of the fixture that lets small models skip it
-    mask = torch.arange(32) < torch.tensor([[32], [0]])
-    assert projections.Tokens.of(mask, 127) is None
-    assert projections.Tokens.of(mask, 128) is not None
-
-
-def test_who_hooks_into_a_layer_sees_whole_batches():
-    block, x, seen = block_of("fused"), torch.randn(4, 11, 12, dtype=torch.float64), []
-    alone = block(x, mask=masks.padding(REAL), tokens=tokens_of(REAL))
-    for layer in (block.attention.w_qkv, block.feed_forward.w_out):
-        layer.register_forward_hook(lambda module, given, out: seen.append(tuple(out.shape)))
-    watched = block(x, mask=masks.padding(REAL), tokens=tokens_of(REAL))
-    assert seen == [(4, 11, 20), (4, 11, 12)]
-    torch.testing.assert_close(alone[REAL], watched[REAL], rtol=0, atol=1e-12)

@@ -75,13 +75,24 @@ class TextPane {
     this.key = null; // the key that was brought into sight
     /** @type {number | null} */
     this.sought = null; // the word to scroll to
+    /** @type {number | null} */
+    this.shown = null; // the word that was scrolled to, until somebody scrolls
     this.error = "";
     this.ended = false;
     this.frame = 0;
     this.timer = 0;
     for (const kind of ["pointerleave", "focusout"])
       this.words.element.addEventListener(kind, () => this.store.set({ hover: null }));
-    this.ends = [store.on(() => this.update()), watchSurroundings(element, () => this.update())];
+    for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"])
+      this.scroll.addEventListener(kind, () => (this.shown = null), { passive: true });
+    this.ends = [
+      store.on(() => this.update()),
+      watchSurroundings(element, () => this.update()),
+      // What is drawn later beside the words, or moves them, may take them out of sight.
+      ...[this.scroll, this.page].map((part) =>
+        watchSurroundings(part, () => this.words.bringIntoSight(this.shown, this.scroll)),
+      ),
+    ];
     this.update();
   }
 
@@ -262,7 +273,7 @@ class TextPane {
     this.#read(this.error, state);
     // Last, since the readout and the list of links take room from the words; until the row is there, the list is empty.
     const settled = row?.token === state.token || !this.#hasRows;
-    if (this.words.bringIntoSight(this.sought, this.scroll) && settled) this.sought = null;
+    if (this.words.bringIntoSight(this.sought, this.scroll) && settled) [this.shown, this.sought] = [this.sought, null];
   }
 
   /**
