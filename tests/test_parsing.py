@@ -130,6 +130,13 @@ def test_a_command_answers_with_stderr_and_stdin_closed(tmp_path):
     assert "d_model" in ended.stdout
 
 
+def test_files_opened_later_do_not_get_the_numbers_of_closed_streams(tmp_path):
+    code = "import regard.cli; regard.cli.main(['--version']); print(open('answer', 'w').fileno() > 2)"
+    line = ["bash", "-c", f'{sys.executable} -c "{code}" <&- 2>&-']
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.split()[-1] == "True"
+
+
 @pytest.mark.parametrize("command", ["regard cost --n 7 --d-model 8 >&-", "regard embed - <&-", "regard look - <&-"])
 def test_a_closed_stream_that_is_needed_is_told_in_one_line(tmp_path, command):
     ended = shell(command, tmp_path)

@@ -20,9 +20,9 @@ PACKAGE = Path(regard.__file__).parent
 
 # Private names that are used as attributes → the test of what happens without them. All others go through getattr.
 KNOWN = {
-    "_C.DispatchKey": "an enumeration, used beside _C._dispatch_keys: tests/test_taps.py",
+    "_C.DispatchKey": "an enumeration, used beside _C._dispatch_keys: tests/lens/test_taps.py",
     "_C._dynamo": "test_untraced_functions_stay_untraced",
-    "_C._functorch": "tests/test_taps.py",
+    "_C._functorch": "tests/lens/test_taps.py",
     "ops.aten._scaled_dot_product_flash_attention_for_cpu": "test_sparse_calls_without_the_cpu_kernel",
     "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "test_sparse_calls_without_the_cpu_kernel",
 }

@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     typed = sys.argv[1:] if arguments is None else list(arguments)
     lang = preferred_language(typed, os.environ)
-    if sys.stderr is None:  # a shell closed it (`2>&-`); the next file to be opened would get its number and its output
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    _replace_closed_streams()
     if sys.stdout is None:
         return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT, lang)
     for stream in (sys.stdout, sys.stderr):
@@ -142,6 +141,17 @@ def _answer(typed: list[str], lang: Lang) -> int:
         return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT, lang)
 
 
+def _replace_closed_streams() -> None:
+    """Where a shell closed a stream (`2>&-`), the next file to be opened would get its number and its output."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+
+
 def _write_nowhere(stream: TextIO) -> None:
     """Send a stream nowhere: Python writes what is left at its end, and would complain."""
     try:
@@ -178,6 +188,8 @@ def _stoppable_imports() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
+                if sys.stderr.isatty():
+                    os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor, and cannot show it again
                 os._exit(INTERRUPTED)
             frame = frame.f_back
         raise KeyboardInterrupt

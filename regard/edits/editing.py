@@ -183,11 +183,13 @@ class EditContext:
         ]
         if not mine:
             return None
-        heads = intercepted.sizes[1]
-        if (before := self._heads.setdefault(intercepted.path, heads)) != heads:
+        _, heads, queries, _ = intercepted.sizes
+        before = self._heads.setdefault(intercepted.path, heads)
+        if before != heads and before == heads * queries:
             raise ValueError(
-                f"{intercepted.path!r} had {before} heads in its first call and has {heads} in a later one, so which "
-                "head an edit means is not known: the model packs heads in a way that is not read yet"
+                f"{intercepted.path!r} had {before} heads in its first call and has {heads} with {queries} queries in "
+                "a later one, which looks like heads packed as queries, in a way that is not read yet: which head an "
+                "edit means is not known"
             )
         for number, applied in mine:
             largest = max(head_list(applied.edit, heads))

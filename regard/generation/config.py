@@ -73,7 +73,8 @@ class GenerationConfig:
         prompt_lookup_num_tokens: speculative decoding: so many tokens are read ahead at once, copied from where the
             last ones stood before. The text stays the same, but for rounding; passes of the model become fewer. 0 is
             off. Not read from generation_config.json.
-        max_matching_ngram_size: how many of the last tokens are looked up at most; default 2. Likewise.
+        max_matching_ngram_size: with prompt_lookup_num_tokens, how many of the last tokens are looked up at most;
+            default 2. Not read from generation_config.json either.
         stop_strings: stop as soon as one of these appears in the text.
         eos_token_ids: tokens that end a text; an int or several.
         pad_token_id: the token written after a row's end.

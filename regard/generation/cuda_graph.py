@@ -63,10 +63,10 @@ class GraphMemory:
     @classmethod
     def of(cls, tower: Tower) -> GraphMemory:
         """That of this model, this thread and the current stream."""
-        models: WeakKeyDictionary[Tower, dict[int, GraphMemory]]
+        models: WeakKeyDictionary[Tower, dict[torch.cuda.Stream, GraphMemory]]
         models = vars(_THREAD).setdefault("models", WeakKeyDictionary())
         streams = models.setdefault(tower, {})
-        current_stream = torch.cuda.current_stream().cuda_stream
+        current_stream = torch.cuda.current_stream()
         if current_stream not in streams:
             streams[current_stream] = cls()
         return streams[current_stream]
@@ -97,7 +97,7 @@ class CapturedStep:
         self.buffers = cuda_step.StepBuffers.of(state)
         self.device, self.at = self.buffers.at.device, len(state)
         with current(self.device):
-            self.stream = torch.cuda.current_stream()
+            self.stream, self.thread = torch.cuda.current_stream(), threading.get_ident()
             self.graph, self.logits = self._captured(tower, head)
 
     def _captured(self, tower: Tower, head: LanguageHead) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -115,8 +115,9 @@ class CapturedStep:
         return graph, logits
 
     def fits(self, state: ModelState) -> bool:
-        """True if the state's caches are still where they were captured, and the stream is the one that was current."""
-        if torch.cuda.current_stream(self.device) != self.stream:  # its temporaries are shared on that stream alone
+        """True if the state's caches are where they were captured, and stream and thread are those of the capture."""
+        # Temporaries are shared with other graphs of this stream and thread.
+        if torch.cuda.current_stream(self.device) != self.stream or threading.get_ident() != self.thread:
             return False
         cache = cast(FixedCache, state.caches[0])  # what `cuda_step` supports keeps keys and values
         return self.buffers.keys[0].data_ptr() == cache.room[0].data_ptr()

@@ -49,7 +49,7 @@ class StepLink:
     # For each batch row, the batch row of the earlier call that it continues; None if all are in place. It is known for
     # certain when the model's next pass begins.
     rows: tuple[int, ...] | None = None
-    # For each sequence that a beam search returned, its batch row in this call, −1 if it had ended before.
+    # For each sequence that a generation returned, its batch row in this call, −1 if it had ended before.
     returned: tuple[int, ...] | None = None
 
 
@@ -211,7 +211,7 @@ class RunTracker:
         return link
 
     def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
-        """A beam search of so many passes has ended in this thread: say of its calls where the sequences were."""
+        """A generation of so many passes has ended in this thread: say of its calls where the sequences were."""
         for (thread, _), links in self._run.items():
             if thread == threading.get_ident() and len(links) == passes > 1:
                 follow(links, rows)

@@ -121,6 +121,7 @@ class EncoderDecoder(Model):
         decoder_attention_mask = self.check(
             decoder_input_ids, decoder_attention_mask, self.decoder, decoder_position_ids
         )
+        check_same_batch(decoder_input_ids, len(input_ids))
         decoder = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -181,6 +182,14 @@ class EncoderDecoder(Model):
         return CrossAttentionDecoder(self, self.decoder, self.head, encoder.last_hidden_state, attention_mask)
 
 
+def check_same_batch(decoder_input_ids: Tensor, count: int) -> None:
+    """Raise ValueError unless the decoder reads a text for each of the `count` inputs of the encoder."""
+    if len(decoder_input_ids) != count:
+        raise ValueError(
+            f"decoder_input_ids has {len(decoder_input_ids)} texts, and the encoder reads {count}: they must be as many"
+        )
+
+
 class CrossAttentionDecoder:
     """A decoder with an encoder's output to attend to: begins with start tokens, then continues token by token.
 
@@ -207,6 +216,7 @@ class CrossAttentionDecoder:
         """
         model = self.model
         attention_mask = model.check_prompt(input_ids, attention_mask, self.decoder, length)
+        check_same_batch(input_ids, len(self.encoder_hidden_states))
         state = ModelState.room(self.decoder, len(input_ids), length, attention_mask, model.dtype, model.device)
         state.memory = self.decoder.keys(self.encoder_hidden_states)
         state.memory_mask = self.encoder_attention_mask

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Layout, Sides
-from regard.models.encoder_decoder import CrossAttentionDecoder
+from regard.models.encoder_decoder import CrossAttentionDecoder, check_same_batch
 from regard.models.family import Config
 from regard.models.losses import classification_loss, token_loss
 from regard.models.model import Model
@@ -218,6 +218,7 @@ class Answerer(ImageTextModel):
             raise ValueError(f"decoder_input_ids (B, M) is missing: answers so far, model.start, {self.start}, first")
         attention_mask = self.check(input_ids, attention_mask, self.encoder)
         decoder_attention_mask = self.check(decoder_input_ids, decoder_attention_mask, self.decoder)
+        check_same_batch(decoder_input_ids, len(input_ids))
         question = self._read_question(input_ids, attention_mask, pixel_values, bool(output_hidden_states))
         answer = self.decoder(
             decoder_input_ids,

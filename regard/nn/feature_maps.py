@@ -411,7 +411,13 @@ def check_numbers(scale: float | None, epsilon: float) -> None:
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float | None, epsilon: float, state: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    scale: float | None,
+    epsilon: float,
+    state: PerformerState | None,
 ) -> None:
     check_numbers(scale, epsilon)
     shapes = [tuple(x.shape) for x in (q, k, v, directions)]
@@ -424,6 +430,12 @@ def _check(
     if state is not None and q.shape[2] > k.shape[2]:
         raise ValueError(
             f"{q.shape[2]} queries continue a state with {k.shape[2]} keys: a query needs a key of its own"
+        )
+    sums = None if state is None else state.sums
+    if sums is not None and sums.values.shape[:2] != k.shape[:2]:
+        raise ValueError(
+            f"the state has (batch, key heads) {tuple(sums.values.shape[:2])}, and k {tuple(k.shape[:2])}: a state "
+            "continues the texts and heads that it began with"
         )
     if epsilon and state is not None:
         raise ValueError(

@@ -47,7 +47,6 @@ class PerformerAttention(LinearAttention):
         "the rows that its features imply"
     )
 
-    dropout = 0.0  # there are no weights to drop
     directions: Tensor
     position: Rotary | None
 
@@ -77,6 +76,16 @@ class PerformerAttention(LinearAttention):
     def features(self) -> int:
         """m, the number of features."""
         return len(self.directions)
+
+    @property
+    def dropout(self) -> float:
+        """Always 0: there are no weights to drop. Setting another raises ValueError."""
+        return 0.0
+
+    @dropout.setter
+    def dropout(self, p: float) -> None:
+        if p != 0:
+            raise ValueError(f"a Performer has no weights that dropout {p} could drop: set that of its block")
 
     def redraw(self, seed: int) -> None:
         """Draw new directions, with which a `PerformerState` of the old ones cannot go on.

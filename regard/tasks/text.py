@@ -405,10 +405,15 @@ def embed(
     truncate: bool = False,
 ) -> Tensor:
     """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
-    if model.kind in ("image-question", "image-caption", "dual-encoder", "image-text-matching"):
+    if model.kind in ("image-question", "image-caption"):
         raise ValueError(
-            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
-            "them with images: model.match(images, texts) compares, model.encode_text and encode_image give vectors"
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} reads them with an "
+            "image: it makes no vector of a text alone"
+        )
+    if model.kind in ("dual-encoder", "image-text-matching"):
+        raise ValueError(
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} compares them "
+            "with images: model.match(images, texts) compares, model.encode_text and encode_image give vectors"
         )
     if pooling is None or normalize is None:
         own_pooling, own_normalize = read_pooling(model.directory)

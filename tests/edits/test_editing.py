@@ -318,8 +318,22 @@ def test_heads_that_are_packed_in_an_unknown_way_are_not_taken_for_others() -> N
     model, q = Packing(), torch.randn(1, 6, 1, 4)
     with regard.edit(model, edits.ablate(0, 1)):
         model(q, False)
-        with pytest.raises(ValueError, match=r"6 heads.*2 in"):
+        with pytest.raises(ValueError, match=r"6 heads.*2 with 3 queries"):
             model(q, True)
+
+
+class TwoSizes(nn.Module):
+    """Attends with six heads, then with two."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.cat([sdpa(q, q, q), sdpa(q[:, :2], q[:, :2], q[:, :2])], 1)
+
+
+def test_module_may_attend_with_different_numbers_of_heads() -> None:
+    model, q = TwoSizes(), torch.randn(1, 6, 5, 4)
+    with regard.edit(model, edits.ablate(0, 1)):
+        changed = (model(q) != 0).flatten(2).any(-1)
+    assert changed.tolist() == [[True, False, True, True, True, True, True, False]]
 
 
 def test_a_vector_is_added_to_what_a_module_returns() -> None:

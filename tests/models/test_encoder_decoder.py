@@ -155,6 +155,8 @@ def test_what_does_not_fit_is_refused(model):
         model(ids, decoder_input_ids=torch.full_like(ids, 31))
     with pytest.raises(ValueError, match=r"mask.*\(3, 5\)"):
         model(ids, decoder_input_ids=ids, decoder_attention_mask=ids[:, :4] > 4)
+    with pytest.raises(ValueError, match=r"decoder_input_ids has 2 texts.*3"):
+        model(ids, decoder_input_ids=ids[:2])
 
 
 def test_more_positions_than_there_are_are_refused():

@@ -428,6 +428,21 @@ COPIES = {
 }
 
 
+@torch.no_grad()
+def test_state_of_another_batch_raises():
+    layer, state = PerformerAttention(6, 2), PerformerState()
+    layer(torch.randn(1, 4, 6), mask=masks.causal(), cache=state)
+    with pytest.raises(ValueError, match=r"\(1, 2\).*\(3, 2\)"):
+        layer(torch.randn(3, 1, 6), mask=masks.causal(), cache=state)
+
+
+def test_dropout_of_weights_that_do_not_exist_raises():
+    layer = PerformerAttention(6, 2)
+    layer.dropout = 0.0
+    with pytest.raises(ValueError, match="dropout"):
+        layer.dropout = 0.5
+
+
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @torch.no_grad()
 def test_copy_of_a_state_goes_on_as_the_state_does(copied):

@@ -1,5 +1,5 @@
 // Rows of one query in all heads, made from the weights that an exported page carries: the same query in another layer,
-// sums by cells of an image, and numbers as levels. As regard/session/atlas.py does it. Pure.
+// sums by cells of an image, and numbers as levels. As regard/session/heads.py does it. Pure.
 
 import { placedTokens } from "../image/patches.js";
 
