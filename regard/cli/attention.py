@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from dataclasses import asdict
 from math import prod
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from regard import tables
@@ -316,7 +315,7 @@ def backends(options: BackendsOptions) -> None:
     ]
     if out.room is not None:
         before = sum(max(width(row[c]) for row in rows) + 2 for c in (0, 1))
-        folded = [(name, can, wrap(why, max(20, out.room - before))) for name, can, why in rows]
+        folded = [(name, can, out.fold(why, max(20, out.room - before))) for name, can, why in rows]
         rows = [
             ["" if n else name, "" if n else can, line] for name, can, lines in folded for n, line in enumerate(lines)
         ]

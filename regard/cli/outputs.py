@@ -77,6 +77,10 @@ class Terminal:
             line.rstrip()
         self._console.print(line, soft_wrap=self.room is None)
 
+    def fold(self, text: str, cells: int) -> list[str]:
+        """The text in lines of at most so many cells, cut between words."""
+        return [line.plain.rstrip() for line in Text(text).wrap(self._console, cells)]
+
     def write(self, *parts: Part) -> None:
         """Print parts of a line that goes on, unwrapped."""
         self._console.print(Text.assemble(*parts), soft_wrap=True, end="")
