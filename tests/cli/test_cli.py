@@ -968,7 +968,8 @@ def test_backends_speak_korean_and_fold_long_reasons(capsys, terminal):
     assert widest(out) <= 50
     assert re.search(r"^백엔드 +가능 +방법 또는 안 되는 이유$", out, re.MULTILINE)
     row, rest = re.search(r"^(sdpa +아니요  .*softcap.*)\n(.*)$", out, re.MULTILINE).groups()
-    assert rest.startswith(" " * width(row[: row.index("torch")])) and rest.strip()
+    assert rest.startswith(" " * width(row[: row.index("torch")]))
+    assert rest.strip()
 
 
 # ------------------------------------------------------------------------------------------------------------ terminal
