@@ -20,7 +20,8 @@ from regard.cli.serve import _listen
 from regard.explorer.jobs import ModelShelf
 from regard.session.session import Session
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))), None)
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the quickest first
+CHROMIUM = next((found for name in BROWSERS if (found := which(name))), None)
 PLAYWRIGHT = "needs Playwright for Python: pip install playwright"
 WIDE, HIGH = 1280, 800
 TOKEN = "the-token-of-a-test"
@@ -81,7 +82,9 @@ def browsing() -> Iterator[Any]:
     """Chromium, without a window. Skips where it or Playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT)
     if CHROMIUM is None:
-        pytest.skip("needs Chromium on PATH (Debian, Ubuntu: apt install chromium)")
+        pytest.skip(
+            "needs Chromium on PATH (Debian: apt install chromium-headless-shell; Ubuntu: apt install chromium)"
+        )
     playwright.expect.set_options(timeout=PATIENCE * 1000)
     root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium refuses to run in its sandbox
     with playwright.sync_playwright() as started:
