@@ -61,7 +61,7 @@ def train(options: TrainOptions) -> int:
     try:
         result = run(
             model, recipe.for_model(model, **chosen), options.data, out=options.out, eval_data=options.eval_data,
-            config=config,
+            config=config, progress=options.lang,
         )  # fmt: skip
         if not dist.is_initialized() or dist.get_rank() == 0:
             if options.json:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from regard.checks import local
 from regard.data.rows import fingerprint
 from regard.files import atomic_file, opened_run
+from regard.locale import Lang, translate
 from regard.models.model import Model
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
@@ -67,7 +68,7 @@ def train(
     out: str | Path,
     eval_data: Any = None,
     config: TrainConfig | None = None,
-    progress: bool = True,
+    progress: bool | Lang = True,
     **options: Any,
 ) -> TrainResult:
     """Train a model, with checkpoints; the same call resumes an interrupted run and ends in the same weights.
@@ -90,7 +91,7 @@ def train(
         out: directory of the run.
         eval_data: held-out data, as `data`.
         config: how to train; see `TrainConfig`.
-        progress: print progress to stderr.
+        progress: print progress to stderr; "ko" in Korean.
         **options: fields of `TrainConfig`, over those of `config`.
 
     Returns:
@@ -105,6 +106,8 @@ def train(
         ImportError: tensorboard is asked for and not installed.
     """
     # 1. Prepare: data, processes, the run's directory.
+    if not isinstance(progress, bool) and progress not in get_args(Lang):
+        raise ValueError(f"progress must be True, False, 'en' or 'ko', got {progress!r}")
     config = TrainConfig.from_options(config, options)
     out = Path(out)
     if config.tensorboard:
@@ -129,7 +132,7 @@ def run_steps(
     config: TrainConfig,
     processes: Processes,
     out: Path,
-    progress: bool,
+    progress: bool | Lang,
 ) -> TrainResult:
     """Train on rows, in the directory of a run that is open."""
     # 2. Wrap the model and make the optimizer, then take up the newest checkpoint.
@@ -146,8 +149,9 @@ def run_steps(
     # 3. Train.
     writes = config.tensorboard and processes.main
     writer = import_tensorboard()(str(out / TENSORBOARD), purge_step=start + 1) if writes else None
-    show = progress and processes.main
-    log = Bookkeeper(out / LOG, writer, processes, steps=config.steps, start=start, show=show)
+    show = bool(progress) and processes.main
+    lang = progress if isinstance(progress, str) else "en"
+    log = Bookkeeper(out / LOG, writer, processes, steps=config.steps, start=start, show=show, lang=lang)
     run = Run(wrapped, recipe, optimizer, config, processes)
     watching = None
     if config.monitor_every:
@@ -473,14 +477,16 @@ class Bookkeeper:
     writer: of TensorBoard, or None.  steps: of the whole run.  start: steps done before.  show: print anything at all.
     """
 
-    def __init__(self, path: Path, writer: Any, processes: Processes, *, steps: int, start: int, show: bool) -> None:
+    def __init__(
+        self, path: Path, writer: Any, processes: Processes, *, steps: int, start: int, show: bool, lang: Lang = "en"
+    ) -> None:
         self.path, self.writer, self.processes = path, writer, processes
-        self.steps, self.start, self.show = steps, start, show
+        self.steps, self.start, self.show, self.lang = steps, start, show, lang
         self.terminal = show and sys.stderr.isatty()
         self.began = self.last = time.perf_counter()
         self.tokens, self.printed = 0, float("-inf")
         if show and start:
-            print(f"resumed after step {start}", file=sys.stderr)
+            print(translate("resumed after step {step}", lang, step=start), file=sys.stderr)
 
     def log_step(self, step: int, run: Run, rows: Sequence[Any]) -> float:
         """Log a step: its loss.
@@ -507,8 +513,8 @@ class Bookkeeper:
         """Log an evaluation."""
         self._write({"step": step, "eval_loss": loss})
         if self.show:  # on a line of its own
-            print(f"{chr(13) if self.terminal else ''}step {step}  held-out loss {loss:.4f}", end="", file=sys.stderr)
-            print("\x1b[K" if self.terminal else "", file=sys.stderr, flush=True)
+            text = translate("step {step}  held-out loss {loss}", self.lang, step=step, loss=f"{loss:.4f}")
+            print(f"\r{text}\x1b[K" if self.terminal else text, file=sys.stderr, flush=True)
         self.last = time.perf_counter()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -540,7 +546,10 @@ class Bookkeeper:
         clock = f"{hours}:{minutes:02d}:{left % 60:02d}" if hours else f"{minutes}:{left % 60:02d}"
         thousands = f"{speed / 1e6:.1f}M" if speed >= 1e6 else f"{speed / 1e3:.1f}k"
         tokens = thousands if speed >= 1e3 else f"{speed:.0f}"
-        text = f"step {step}/{self.steps}  loss {loss:.4f}  lr {rate:.2e}  {tokens} tok/s  {clock} left"
+        text = translate(
+            "step {step}/{steps}  loss {loss}  lr {rate}  {tokens} tok/s  {clock} left", self.lang,
+            step=step, steps=self.steps, loss=f"{loss:.4f}", rate=f"{rate:.2e}", tokens=tokens, clock=clock,
+        )  # fmt: skip
         if self.terminal:
             width = 20
             done = width * step // self.steps

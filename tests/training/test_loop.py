@@ -549,3 +549,13 @@ def test_a_finished_run_says_its_losses_again(tmp_path):
     first, second = run(tmp_path), run(tmp_path)
     assert first.loss is not None
     assert (second.loss, second.eval_loss, second.steps) == (first.loss, first.eval_loss, first.steps)
+
+
+def test_progress_is_printed_in_korean(tmp_path, capsys):
+    run(tmp_path / "a", progress="ko", eval_data=[TEXT[:200]])
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("6/6스텝  손실 ") for line in lines)
+    assert any("평가 손실 " in line for line in lines)
+    with pytest.raises(ValueError, match="'fr'"):
+        run(tmp_path / "b", progress="fr")
+    assert not (tmp_path / "b").exists()
