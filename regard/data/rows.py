@@ -86,8 +86,9 @@ def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
         named = dict(row) if isinstance(row, Mapping) else dict(zip(columns, row, strict=False))
         missing = [column for column in columns if named.get(column) is None]
         if missing:
+            there = [name for name, value in named.items() if value is not None]
             raise ValueError(
-                f"{where}: row {number} has no {', '.join(missing)}; it has {', '.join(named) or 'nothing'}"
+                f"{where}: row {number} has no {', '.join(missing)}; it has {', '.join(there) or 'nothing'}"
             )
         records.append(named)
     if not records:
@@ -102,6 +103,11 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         lines = (line for line in csv.reader(StringIO(_text(path), newline="")) if line)
     first = next(lines, [])
     names = first if set(columns) <= set(first) else None
+    if names is None and len(first) > len(columns):
+        raise ValueError(
+            f"{path}: the first line, {first!r:.80}, does not name {', '.join(columns)}, and has more fields than "
+            "these: name the columns in a first line"
+        )
     for line in lines if names else chain([first] if first else [], lines):
         yield dict(zip(names or columns, line, strict=False))
 

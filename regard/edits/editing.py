@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from types import TracebackType
 from typing import Any
@@ -225,6 +226,19 @@ def places_of(positions: Positions, first: int, count: int, total: int) -> list[
     return sorted({at - first for at in wanted if first <= at < first + count})
 
 
+def check_order(single: Edit, source: object, positions: Positions, total: int) -> None:
+    """Raise ValueError if a source has a row for each position, and these do not ascend."""
+    if not isinstance(source, Tensor) or source.ndim < 2 or positions is None or isinstance(positions, int):
+        return
+    listed = list(range(total)[positions]) if isinstance(positions, slice) else list(positions)
+    wanted = [at + total if at < 0 else at for at in listed]
+    if source.shape[-2] == len(wanted) and any(a >= b for a, b in pairwise(wanted)):
+        raise ValueError(
+            f"{single!r}: a tensor with a row for each position needs positions that ascend, got {listed}; sort them, "
+            "and the rows with them"
+        )
+
+
 def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
     """Numbers as a tensor. Numbers in a row are made on the device: copying them would wait for its queue."""
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
@@ -266,10 +280,16 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
         elif isinstance(single, Patch) and single.part != "output":
             at = keys_of(single.positions) if single.part in "kv" else queries_of(single.positions)
             if len(at):
+                check_order(single, single.source, single.positions, so_far)
                 parts.put(single, chosen, at)
                 whole.update(chosen)
                 _count(applied, intercepted.sizes[0] * len(chosen) * nq)
     call, changed = intercepted.call, False
+    if call is not None and any(not edges.edit.renormalise for _, edges in knocked):
+        intercepted.trouble = (
+            "knock_out(renormalise=False) takes weights away after the softmax, which is not seen inside a fused "
+            "kernel; load the model with attn_implementation='eager' to watch it under this edit"
+        )
     if knocked or whole:
         output, changed = _recompute(intercepted, parts, whole, knocked), True
         if call is not None:
@@ -285,6 +305,10 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
         if isinstance(single, Ablate) or (isinstance(single, Patch) and single.part == "output"):
             at = queries_of(single.queries if isinstance(single, Ablate) else single.positions)
             if len(at):
+                source, where = (
+                    (single.by, single.queries) if isinstance(single, Ablate) else (single.source, single.positions)
+                )
+                check_order(single, source, where, so_far)
                 new = _replacement(single, intercepted, output, chosen, at)
                 if not changed:
                     output, changed = output.clone(), True
@@ -650,6 +674,7 @@ def _adding(
         places = places_of(single.positions, first, count, first + count)
         if not places:
             return out
+        check_order(single, single.vector, single.positions, first + count)
         steered, at = hidden.clone(), _index(places, hidden.device)
         steered[..., at, :] = steered[..., at, :] + vector
         _count(applied, hidden[..., 0].numel() // hidden.shape[-2] * len(places))

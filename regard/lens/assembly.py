@@ -403,8 +403,10 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
 
 def _batch(x: Tensor, rows: Rows, missing: float = 0) -> Tensor:
     """The batch rows of a call that are those of the run."""
-    if rows is None or (x.shape[0] == 1 and min(rows) >= 0):
+    if rows is None:
         return x
+    if x.shape[0] == 1 and min(rows) >= 0:
+        return x.expand(len(rows), *x.shape[1:])
     at = torch.tensor(rows, device=x.device)
     found = x[at.clamp(min=0) if x.shape[0] > 1 else torch.zeros_like(at)]
     found[at < 0] = missing

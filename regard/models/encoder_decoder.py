@@ -103,13 +103,13 @@ class EncoderDecoder(Model):
         # Not in the signature: transformers.Trainer takes every argument with "label" in its name for labels.
         smoothing = options.pop("label_smoothing", 0.0)
         targets = Targets(labels, start_positions, end_positions, self.read_options(options), smoothing)
-        if decoder_input_ids is None and decoder_attention_mask is None:
+        if decoder_input_ids is None:
             if labels is not None and isinstance(self.head, LanguageHead):
                 # Ignored labels become padding, whose vectors no loss is computed from.
                 pad = self.config.get("pad_token_id", 0)
                 decoder_input_ids = shift_right(labels, self.start)
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
-            elif self.rereads:
+            elif self.rereads and decoder_attention_mask is None:
                 decoder_attention_mask = self.check(input_ids, attention_mask, self.encoder)
                 decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
         if decoder_input_ids is None:

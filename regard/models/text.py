@@ -203,7 +203,8 @@ class TextModel(Model):
             token_type_ids: (B, N), the segment of each token (BERT, ALBERT).
             position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
             document_ids: (B, N), the document of each token where several are packed in a row: a token sees only its
-                own, and positions are counted in each. Negative for padding.
+                own, and positions are counted in each. An id that comes back is another document. Negative for padding.
+                Labels are taken as they are: set those that are not to be predicted from the token before to -100.
             labels: (B, N) token ids or labels, -100 = ignored, shifted by a causal language model; (B,) to classify.
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.

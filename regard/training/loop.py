@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,7 +162,7 @@ def run_steps(
         watching = monitor(model, batch, every=config.monitor_every, out=main_out, tensorboard=writes)
     eval_loss, last_loss, step = None, None, start
     step_batches = StepBatches(rows, recipe, config, processes)
-    with interruptible(processes) as stop, prefetched(step_batches, start, processes.device) as batches:
+    with interruptible(processes, log) as stop, prefetched(step_batches, start, processes.device) as batches:
         for step in range(start + 1, config.steps + 1):
             run.step(step - 1, [to_device(batch, processes.device) for batch in next(batches)])
             if average is not None:
@@ -172,12 +173,12 @@ def run_steps(
             ends = step == config.steps or stopping
             if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
                 last_loss = log.log_step(step, run, rows)
-            if eval_rows is not None and (ends or due(step, config.eval_every)):
+            if ends or due(step, config.save_every):  # before the evaluation, which may take long
+                checkpoints.save(step, training_state(wrapped, optimizer, average))
+            if eval_rows is not None and (step == config.steps or due(step, config.eval_every)):
                 with average.applied() if average is not None else nullcontext():
                     eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
                 log.log_eval(step, eval_loss)
-            if ends or due(step, config.save_every):
-                checkpoints.save(step, training_state(wrapped, optimizer, average))
             if stopping:
                 break
 
@@ -497,8 +498,9 @@ class Bookkeeper:
         if bad >= 0:
             numbers, _ = row_numbers(bad, run.config.batch_size, len(rows), run.config.seed)
             raise FloatingPointError(
-                f"the loss or gradient of step {bad + 1} is not finite. Its rows: {numbers.tolist()}. The last good "
-                f"checkpoint stays. Try a smaller learning rate ({run.config.learning_rate} now) or a longer warm-up"
+                f"the loss or gradient of step {bad + 1} is not finite. Its rows: {numbers.tolist()}. Checkpoints made "
+                f"before stay. Try a smaller learning rate ({run.config.learning_rate} now) or a longer warm-up, in "
+                "another directory"
             )
         loss, norm = float(run.loss), float(run.norm)
         now = time.perf_counter()
@@ -516,6 +518,13 @@ class Bookkeeper:
             text = translate("step {step}  held-out loss {loss}", self.lang, step=step, loss=f"{loss:.4f}")
             print(f"\r{text}\x1b[K" if self.terminal else text, file=sys.stderr, flush=True)
         self.last = time.perf_counter()
+
+    def say_stopping(self) -> None:
+        """Say what the first Ctrl-C does. From a signal handler, where print may be in the middle of another line."""
+        if self.show:
+            text = translate("finishing the step and saving; Ctrl-C again stops at once, unsaved", self.lang)
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"\n{text}\n".encode(errors="replace"))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.processes.main:
@@ -559,7 +568,7 @@ class Bookkeeper:
 
 
 @contextmanager
-def interruptible(processes: Processes) -> Iterator[SimpleNamespace]:
+def interruptible(processes: Processes, log: Bookkeeper) -> Iterator[SimpleNamespace]:
     """On the first Ctrl-C, `asked` is set, the step is finished and saved; the second interrupts at once."""
     stop = SimpleNamespace(asked=False)
     if processes.size > 1 or threading.current_thread() is not threading.main_thread():
@@ -570,6 +579,7 @@ def interruptible(processes: Processes) -> Iterator[SimpleNamespace]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
+        log.say_stopping()
 
     before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
     try:

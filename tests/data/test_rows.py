@@ -21,6 +21,14 @@ def test_tables_of_spreadsheets_are_read(tmp_path):
     assert read_rows(tmp_path / "b.tsv", ("text", "label")) == [{"text": 'a "b', "label": "1"}]
 
 
+def test_table_of_more_columns_must_name_them(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,review\n1,"a dog, a cat"\n')
+    with pytest.raises(ValueError, match=r"a\.csv.*'id', 'review'.*text"):
+        read_rows(path, ("text",))
+    assert read_rows(path, ("review",)) == [{"id": "1", "review": "a dog, a cat"}]
+
+
 @pytest.mark.parametrize("line", ["7", '"text"', "null", "[1]", '{"text": "a"}', '{"text": "a", "label": null}'])
 def test_rows_without_the_columns_are_refused_by_number(tmp_path, line):
     path = tmp_path / "a.jsonl"

@@ -407,3 +407,46 @@ def test_keys_hidden_by_the_smallest_number_stay_hidden() -> None:
         changed = model(q, hidden)
     assert not changed[0, 1, 2].any()
     assert changed[0, 1, 3].any()
+
+
+class OfOurs(nn.Module):
+    """Attends by the operation itself."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return regard.attention(q, q, q, mask=masks.causal())
+
+
+def test_watched_weights_of_the_operation_are_those_of_a_patched_key() -> None:
+    model, q, new = OfOurs(), torch.randn(1, 1, 5, 8), 3 * torch.randn(1, 1, 1, 8)
+    edit = edits.patch(0, 0, "k", new, positions=2)
+    with torch.no_grad(), regard.edit(model, edit), regard.watch(model, keep="qk") as seen:
+        model(q)
+    k = q.clone()
+    k[:, :, 2] = new
+    scores = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    torch.testing.assert_close(seen[0].lse, scores.logsumexp(-1))
+    assert seen[0].check().ok
+
+
+@pytest.mark.parametrize("model", [OfOurs(), Packing()], ids=["operation", "sdpa"])
+def test_weights_that_a_fused_kernel_does_not_show_are_said_not_to_be_seen(model: nn.Module) -> None:
+    q = torch.randn(1, 6, 5, 4)
+    given = (q,) if isinstance(model, OfOurs) else (q, False)
+    edit = edits.knock_out(0, 0, queries=3, keys=1, renormalise=False)
+    with torch.no_grad(), regard.edit(model, edit), regard.watch(model) as seen:
+        model(*given)
+    with pytest.raises(LookupError, match="renormalise=False"):
+        seen.summary()
+
+
+@pytest.mark.parametrize("at", [[4, 1], [-1, 1], [2, 2], slice(4, 2, -1)])
+def test_positions_of_rows_must_ascend(at: Any) -> None:
+    model, q, source = OfOurs(), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 2, 8)
+    for edit in (
+        edits.patch(0, source=source, positions=at),
+        edits.patch(0, None, "v", source, positions=at),
+        edits.ablate(0, by=source, queries=at),
+        edits.add("", source[0, 0], positions=at),
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match="ascend"), regard.edit(model, edit):
+            model(q)

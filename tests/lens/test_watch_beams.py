@@ -12,6 +12,7 @@ from speaking_twins import bart, gpt2, llama, t5
 from torch import Tensor
 
 import regard
+from regard.generation.loop import generate
 from regard.models.loading import load
 from regard.testing import assert_rule
 
@@ -187,3 +188,15 @@ def test_forged_beams_are_refused(searched: Any, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):
             seen.save(tmp_path / "run.regard")
     link.returned = good
+
+
+def test_sequences_of_one_prompt_are_the_rows(tmp_path: Path) -> None:
+    model = load(gpt2(tmp_path / "model", generation={"eos_token_id": ENDS, "pad_token_id": 0}))
+    ids = torch.tensor([model.tokenizer.encode(PROMPTS[0]).ids])
+    with regard.watch(model) as seen, torch.no_grad():
+        made = generate(model, ids, max_new_tokens=4, num_beams=2, num_return_sequences=2, eos_token_ids=())
+    texts = torch.cat([ids.expand(2, -1), made.ids[:, :-1]], 1)  # nobody reads the last token
+    with regard.watch(model) as whole, torch.no_grad():
+        model(texts)
+    assert seen[0].sizes == whole[0].sizes
+    torch.testing.assert_close(seen[0].entropy, whole[0].entropy, rtol=0, atol=1e-5)

@@ -140,6 +140,12 @@ def test_start_stands_before_the_first_token_wherever_padding_is():
 # ------------------------------------------------------------------------------------------------------ refusals
 
 
+def test_labels_are_shifted_under_a_mask_of_the_decoder_too():
+    ids, labels = torch.randint(2, 31, (3, 5)), torch.randint(2, 31, (3, 4))
+    model, mask = made("t5"), torch.ones(3, 4, dtype=torch.bool)
+    assert torch.equal(model(ids, labels=labels, decoder_attention_mask=mask).loss, model(ids, labels=labels).loss)
+
+
 def test_a_target_must_be_given_where_the_decoder_does_not_read_the_text_again():
     ids = torch.randint(2, 31, (3, 5))
     for family in ("t5", "marian", "transformer"):

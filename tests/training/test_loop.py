@@ -273,6 +273,16 @@ def test_a_vocabulary_that_does_not_fit_is_refused(tmp_path):
         run(tmp_path / "run", tiny(vocab_size=100))
 
 
+def test_checkpoint_is_there_before_the_evaluation(tmp_path, monkeypatch):
+    def killed(*arguments):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr("regard.training.loop.evaluate", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        run(tmp_path, eval_data=[TEXT[:200]], eval_every=4)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-00000002", "step-00000004"]
+
+
 def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
     from regard.training.loop import Run
 
@@ -285,8 +295,10 @@ def test_ctrl_c_finishes_the_step_and_saves(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "step", interrupting)
-        result = run(tmp_path)
+        result = run(tmp_path, eval_data=[TEXT[:200]])
     assert result.stopped
+    assert result.eval_loss is None  # evaluating may take longer than whoever stops it waits
+    assert not any("eval_loss" in line for line in logged(tmp_path))
     assert result.steps == 3
     assert not (tmp_path / "model").exists()
     assert run(tmp_path).steps == 6

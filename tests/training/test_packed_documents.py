@@ -88,6 +88,15 @@ def test_positions_restart_by_default(positions: str) -> None:
         assert not torch.equal(model(**given).logits, model(batch["input_ids"]).logits)
 
 
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_an_id_that_comes_back_is_another_document(positions: str) -> None:
+    model, (a, b, c) = build(positions).eval(), documents(7, 2, 5)
+    ids, numbers = torch.cat([a, b, c])[None], torch.tensor([[4] * 7 + [9] * 2 + [4] * 5])
+    with torch.no_grad():
+        packed, alone = model(ids, document_ids=numbers).logits[:, 9:], model(c[None]).logits
+    torch.testing.assert_close(packed, alone, rtol=1e-12, atol=1e-12)
+
+
 def test_blocks_hold_whole_documents() -> None:
     texts = documents(*range(1, 60))
     blocks = pack(texts, LENGTH)

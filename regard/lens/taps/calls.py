@@ -79,6 +79,7 @@ class _Here(threading.local):
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
     kernel: KernelResult | None = None  # result of the latest kernel inside a larger call
+    trouble: str | None = None  # why the weights of the latest call that was edited cannot be shown
     binds: bool = True  # whether taps that it installs bind the names of functions
     held: list[tuple[Caller, ObservedCall]] | None = None  # softmaxes to be reported once their product is edited
 

@@ -332,10 +332,11 @@ if hasattr(os, "register_at_fork"):
 def _on_op(call: Call, backend: str, output: Any) -> None:
     """Called by `regard.op` after each call."""
     inner, HERE.kernel = HERE.kernel, None
+    trouble, HERE.trouble = HERE.trouble, None
     frame = sys._getframe(1).f_back  # beyond the operation itself
     callers = find_callers(frame, call.q)
     if callers and not HERE.inside:
-        deliver(callers, lambda: _observed(call.in_torch(), backend, output, inner))
+        deliver(callers, lambda: _observed(call.in_torch(), backend, output, inner, trouble))
 
 
 def _on_rows(rows: Sequence[Sequence[int]], passes: int) -> None:
@@ -348,10 +349,10 @@ def _on_rows(rows: Sequence[Sequence[int]], passes: int) -> None:
                 watch.errors.append(("", without_frames(problem)))
 
 
-def _observed(call: Call, backend: str, output: Any, inner: KernelResult | None) -> ObservedCall:
+def _observed(call: Call, backend: str, output: Any, inner: KernelResult | None, trouble: str | None) -> ObservedCall:
     kernel, lse = backend, None
     if backend == "sdpa" and inner is not None:
         # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
         kernel, lse = inner.kernel, inner.lse if sdpa.plain(call) is not None else None
     output = torch.as_tensor(output).detach()
-    return ObservedCall(source="regard", kernel=kernel, call=detached(call), lse=lse, output=output)
+    return ObservedCall(source="regard", kernel=kernel, call=detached(call), lse=lse, output=output, trouble=trouble)

@@ -75,6 +75,7 @@ class InterceptedCall:
     scores: Tensor | None = None  # (B, H, Nq, Nk), with a sink's column last; detached
     values: Tensor | None = None  # (B, H, Nk, Dv)
     edited_weights: Tensor | None = None  # (B, H, Nq, Nk), set by an edit that changes them; detached
+    trouble: str | None = None  # set by an edit whose weights `call` does not show: why
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -183,6 +184,7 @@ class Interceptor:
         """Hand over a call of SDPA, FlexAttention or our operation. None if it stays as it is."""
         intercepted = InterceptedCall(caller.path, caller.kind, source, output, call)
         changed = self.hand_over(intercepted, key_marks(call.k, call.sizes[1]))
+        HERE.trouble = HERE.trouble or intercepted.trouble
         return None if changed is None else (changed[0] or call, changed[1])
 
     def on_product(
@@ -236,7 +238,8 @@ class Interceptor:
         call, output = changed
         new = output.transpose(1, 2) if turned else output
         whole = (new, *out[1:]) if isinstance(out, tuple) else new
-        return replace(observed, call=detached(call), lse=None, output=output.detach()), whole
+        trouble, HERE.trouble = HERE.trouble, None
+        return replace(observed, call=detached(call), lse=None, output=output.detach(), trouble=trouble), whole
 
 
 # -------------------------------------------------------------------------------------------------------- installation
@@ -315,11 +318,12 @@ class SdpaInterception:
             changed = interceptor.on_kernel(caller, "sdpa", call, output)
             if changed is not None:
                 (call, output), lse = changed, None
-        reported = detached(call)
-        deliver(
-            callers,
-            lambda: ObservedCall(source="sdpa", kernel=kernel.kernel, call=reported, lse=lse, output=output.detach()),
-        )
+        reported = ObservedCall(
+            source="sdpa", kernel=kernel.kernel, call=detached(call), lse=lse, output=output.detach(),
+            trouble=HERE.trouble,
+        )  # fmt: skip
+        HERE.trouble = None
+        deliver(callers, lambda: reported)
         result: Tensor = output.reshape(out.shape)
         return result
 
@@ -378,4 +382,6 @@ def _edit_operation(call: Call, output: Any) -> tuple[Call, Any]:
         changed = interceptor.on_kernel(caller, "regard", call, output)
         if changed is not None:
             call, output = changed
+            if HERE.kernel is not None:  # its lse is that of the call before
+                HERE.kernel = replace(HERE.kernel, lse=None)
     return call, output
