@@ -471,6 +471,8 @@ def survey(options: SurveyOptions) -> int:
         raise FileNotFoundError(f"there is no file {str(options.texts)!r}")
     if options.top < 1:
         raise ValueError(f"--top must be at least 1, got {options.top}")
+    if "output" in measures and options.out is None and not options.json:
+        raise ValueError("--measure output needs --out DIR, which keeps the outputs, or --json")
 
     # 2. Survey, and print from the first process.
     name = default_model() if options.model is None else options.model
@@ -483,7 +485,8 @@ def survey(options: SurveyOptions) -> int:
             if options.json:
                 print_json({"model": str(name)} | as_json(result))
             else:
-                print(name_of(Path(name)), result.text(options.lang, options.top), sep="   ")
+                room = Terminal(options.lang).room
+                print(name_of(Path(name)), result.text(options.lang, options.top, room), sep="   ")
     except SurveyInterrupted as stopped:
         values = {"done": stopped.done, "total": stopped.total}
         lost = options.say("stopped after {done:,} of {total:,} texts; with --out DIR they would be kept", **values)

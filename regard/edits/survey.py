@@ -390,12 +390,13 @@ class Survey:
         outputs = {name: tensors[f"{OUTPUT} {name}"] for name in described["names"] if f"{OUTPUT} {name}" in tensors}
         return cls(tuple(described["names"]), described["texts"], sums, outputs)
 
-    def text(self, lang: Lang = "en", count: int = TOP) -> str:
+    def text(self, lang: Lang = "en", count: int = TOP, width: int | None = None) -> str:
         """A table of the strongest heads of each measure.
 
         Args:
             lang: "en" or "ko".
             count: heads per measure.
+            width: cells of the terminal; where the table is wider, module names are left out.
         """
         lines = [translate("{texts:,} texts, {layers} layers", lang, texts=self.texts, layers=len(self.names))]
         headers = [translate(name, lang) for name in ("layer", "head", "mean", "95 % interval", "texts", "module")]
@@ -405,10 +406,16 @@ class Survey:
                 interval = "–" if isnan(h.low) else f"{h.low:.4f} … {h.high:.4f}"
                 rows.append([str(h.layer), str(h.head), f"{h.mean:.4f}", interval, f"{h.count:,}", h.name])
             nothing = translate("no text has this measure", lang)
-            lines += ["", measure, tables.text(headers, rows, right=range(5)) if rows else nothing]
+            table = tables.text(headers, rows, right=range(5)) if rows else nothing
+            if rows and width is not None and max(map(tables.width, table.split("\n"))) > width:
+                table = tables.text(headers[:-1], [row[:-1] for row in rows], right=range(5))
+            lines += ["", measure, table]
         if self.output_sums:
             sizes = ", ".join(dict.fromkeys("×".join(map(str, t.shape)) for t in self.output_sums.values()))
-            lines += ["", translate("mean outputs of each head ({sizes}): result.outputs", lang, sizes=sizes)]
+            lines += [
+                "",
+                translate("mean outputs of each head ({sizes}): regard.Survey.open(DIR).outputs", lang, sizes=sizes),
+            ]
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -38,6 +38,23 @@ def test_table_has_the_strongest_heads_of_each_measure(folder, capsys):
     assert [line.split()[-2] for line in printed.splitlines() if "blocks" in line] == ["2", "2", "3", "3"]
 
 
+def test_narrow_terminal_gets_no_names_of_modules(folder, capsys, terminal):
+    terminal(60)
+    assert survey(folder) == 0
+    assert "blocks" not in capsys.readouterr().out
+    terminal(200)
+    assert survey(folder) == 0
+    assert "blocks" in capsys.readouterr().out
+
+
+def test_outputs_without_a_place_for_them_are_an_error(folder, tmp_path, capsys):
+    assert survey(folder, "--measure", "output") == 2
+    assert "--out" in capsys.readouterr().err
+    assert survey(folder, "--measure", "output", "--out", str(tmp_path / "run")) == 0
+    kept = Survey.open(tmp_path / "run")
+    assert kept.outputs.keys() == set(kept.names)
+
+
 def test_korean_table(folder, capsys):
     assert survey(folder, "--lang", "ko") == 0
     assert "텍스트 3개, 레이어 2개" in capsys.readouterr().out

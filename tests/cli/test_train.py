@@ -95,7 +95,7 @@ RUNS = {
         VIT, "--data images.npz --eval-data images.npz --num-labels 2 --flip --shift 1 --mixup 0.2",
         {"accuracy", "macro F1"},
     ),
-    "contrastive": (CLIP, "--data captions.csv --eval-data captions.csv --length 32", {"perplexity"}),
+    "contrastive": (CLIP, "--data captions.csv --eval-data captions.csv", {"perplexity"}),
 }  # fmt: skip
 
 

@@ -185,7 +185,7 @@ class Contrastive(Recipe):
     @classmethod
     def for_model(cls, model: Model, *, length: int | None = None) -> Contrastive:
         """With the padding of the model's tokenizer."""
-        return cls(**text_sizes(model, 77 if length is None else length))
+        return cls(**text_sizes(model, length, 77))
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
         """(pixel_values, ids) of each row."""

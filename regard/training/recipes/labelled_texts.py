@@ -218,9 +218,9 @@ def label_number(label: Any, labels: Sequence[str], row: int) -> int:
     return number
 
 
-def text_sizes(model: Model, length: int | None) -> dict[str, int]:
+def text_sizes(model: Model, length: int | None, usual: int = 512) -> dict[str, int]:
     """Length and padding for a model. Raises ValueError for a length beyond its positions."""
-    length = row_length(model, length, least=3, usual=512)
+    length = row_length(model, length, least=3, usual=usual)
     return {"length": length, "pad_token_id": tokenizer_of(model).ids_of.pad or 0}
 
 
