@@ -501,6 +501,11 @@ def _check_tensors(
             body = places(empty(family, model.config, family.bare_task), prefix)
             if not _missing((place for place in body if not place.name.startswith("pooler.")), stored):
                 hint = f". A checkpoint without this head can be read as task={family.bare_task!r}"
+                if model.task.endswith("classification"):
+                    hint = (
+                        f". A checkpoint without this head can be read as task={family.bare_task!r}, or trained with a "
+                        "new one by num_labels=N (--num-labels N)"
+                    )
         except ValueError:  # of keys that only the bare model reads
             pass
     raise ValueError(
