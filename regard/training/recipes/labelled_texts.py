@@ -213,7 +213,8 @@ def label_number(label: Any, labels: Sequence[str], row: int) -> int:
         number = -1
     if not 0 <= number < len(labels) or (isinstance(label, float) and label != number):
         raise ValueError(
-            f"row {row} has the label {label!r}; the model's labels are 0 to {len(labels) - 1}: {labels!r:.200}"
+            f"row {row} has the label {label!r}; the model's labels are 0 to {len(labels) - 1}: {labels!r:.200}. Load "
+            "it with labels=… (--labels a,b) for other names; a table's first line must name the columns"
         )
     return number
 
