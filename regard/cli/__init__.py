@@ -188,7 +188,7 @@ def _stoppable_imports() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
-                if sys.stderr.isatty():
+                if os.isatty(2):
                     os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor, and cannot show it again
                 os._exit(INTERRUPTED)
             frame = frame.f_back

@@ -252,12 +252,13 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
     device = output.device
     first_query, first_key = intercepted.first_query, intercepted.first_key
     so_far = first_query + nq  # a cache of fixed size has room for more keys behind them
+    keys_so_far = so_far if intercepted.kind == "self" else first_key + nk
 
     def queries_of(positions: Positions) -> list[int]:
         return places_of(positions, first_query, nq, so_far)
 
     def keys_of(positions: Positions) -> list[int]:
-        return places_of(positions, first_key, nk, so_far if intercepted.kind == "self" else first_key + nk)
+        return places_of(positions, first_key, nk, keys_so_far)
 
     # 1. What changes the weights or what they are applied to, by head.
     parts = _Parts(intercepted)
@@ -280,7 +281,7 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
         elif isinstance(single, Patch) and single.part != "output":
             at = keys_of(single.positions) if single.part in "kv" else queries_of(single.positions)
             if len(at):
-                check_order(single, single.source, single.positions, so_far)
+                check_order(single, single.source, single.positions, keys_so_far if single.part in "kv" else so_far)
                 parts.put(single, chosen, at)
                 whole.update(chosen)
                 _count(applied, intercepted.sizes[0] * len(chosen) * nq)
@@ -305,10 +306,10 @@ def apply(intercepted: InterceptedCall, mine: Sequence[AppliedEdit]) -> tuple[Ca
         if isinstance(single, Ablate) or (isinstance(single, Patch) and single.part == "output"):
             at = queries_of(single.queries if isinstance(single, Ablate) else single.positions)
             if len(at):
-                source, where = (
-                    (single.by, single.queries) if isinstance(single, Ablate) else (single.source, single.positions)
-                )
-                check_order(single, source, where, so_far)
+                if isinstance(single, Ablate):
+                    check_order(single, single.by, single.queries, so_far)
+                else:
+                    check_order(single, single.source, single.positions, so_far)
                 new = _replacement(single, intercepted, output, chosen, at)
                 if not changed:
                     output, changed = output.clone(), True
