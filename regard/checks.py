@@ -175,6 +175,11 @@ def is_tracing() -> bool:
     return depth is None or depth() > 0  # unknown counts as yes: then nothing is kept, which is slower but right
 
 
+# In a release of torch without this every call counts as transformed: it is then slower, and right.
+is_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+"""Whether torch.func transforms are active: vmap has no single value to read."""
+
+
 def is_distributed(x: Tensor) -> bool:
     """Whether x is a DTensor, of which this process may hold a part; torch.distributed need not be available."""
     return type(x) is not Tensor and hasattr(x, "to_local")  # to ask a plain tensor costs a microsecond

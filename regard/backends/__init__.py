@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 from regard import tables
 from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
 from regard.backends.call import Call, CallOptions, Launch, prepare
-from regard.checks import has_numbers, untraced
+from regard.checks import has_numbers, is_transforming, untraced
 from regard.masks import Mask
 from regard.masks.biases import DenseBias
 from regard.masks.tiles import visible_tiles
@@ -148,7 +148,6 @@ LaunchPlace = tuple[dict[Any, Launch], tuple[Any, ...]]
 """Where a launch is kept, and its key: all that the checks of a call and the choice of its backend depend on."""
 
 # A release of torch without these is never at rest: its calls are checked each time.
-_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _dispatch_depth = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
@@ -171,7 +170,7 @@ def place_of_launch(q: Any, k: Any, v: Any, mask: Any, bias: Any, scale: Any) ->
         return None
     if torch.is_autocast_enabled(device.type) or getattr(forward_ad, "_current_level", 0) >= 0:
         return None
-    if _transforming() or _dispatch_depth() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if is_transforming() or _dispatch_depth() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     # 2. The key, and where it belongs.
     kept = _LAUNCHES

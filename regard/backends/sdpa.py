@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.backends.call import Call, Launch, cells_of_bias, cells_of_mask, forward_mode_unsupported_reason
-from regard.checks import has_numbers
+from regard.checks import has_numbers, is_transforming
 from regard.masks import Causal, DenseMask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import keep
@@ -220,7 +220,7 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
     bias = cells_of_bias(call)
     on_cpu = call.device.type == "cpu"
     # Reading values saves copies on the CPU; it would wait for a GPU, and a graph being traced has none yet.
-    ask = on_cpu and has_numbers(call.q)
+    ask = on_cpu and has_numbers(call.q) and not is_transforming()
     if bias is None:
         visible = cells_of_mask(call)
         assert visible is not None

@@ -609,3 +609,15 @@ def test_flex_compiles_into_one_graph_with_what_surrounds_it(mask):
 
     expected = regard.attention(2 * x, x, x, mask=mask, backend="flex") + 1
     assert torch.equal(torch.compile(surrounded, fullgraph=True, backend="eager")(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, of its CPU kernel
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_masks_and_biases_are_batched_by_vmap(name):
+    q = torch.randn(3, 1, 2, 5, 7, dtype=torch.float64)
+    cells = torch.randn(3, 1, 1, 5, 5, dtype=torch.float64)
+    cells = cells if name == "bias" else cells > 0
+    cells[0, 0, 0, 2] = False if name == "mask" else -torch.inf  # a row that sees nothing
+    together = torch.func.vmap(lambda x, own: regard.attention(x, x, x, **{name: own}))(q, cells)
+    alone = [regard.attention(x, x, x, **{name: own}, backend="reference") for x, own in zip(q, cells, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone))
