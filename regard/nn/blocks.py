@@ -413,10 +413,10 @@ def count_in_documents(document_ids: Tensor) -> Tensor:
     return places - torch.where(starts, places, 0).cummax(1).values
 
 
-def apart(document_ids: Tensor) -> Tensor:
-    """Document ids (B, N) of which none comes back after another; padding stays negative.
+def number_documents(document_ids: Tensor) -> Tensor:
+    """Documents (B, N) numbered in their order, so that an id that comes back is another one; padding stays negative.
 
-    >>> apart(torch.tensor([[7, 7, 4, 7, -1]])).tolist()
+    >>> number_documents(torch.tensor([[7, 7, 4, 7, -1]])).tolist()
     [[0, 0, 1, 2, -1]]
     """
     number = pad(document_ids.diff(dim=1) != 0, (1, 0)).cumsum(1)
@@ -431,7 +431,7 @@ def visible(attention_mask: Tensor | None, *, causal: bool, document_ids: Tensor
     parts = [
         CAUSAL if causal else None,
         None if attention_mask is None else masks.padding(attention_mask),
-        None if document_ids is None else masks.documents(apart(document_ids)),
+        None if document_ids is None else masks.documents(number_documents(document_ids)),
     ]
     given = [part for part in parts if part is not None]
     return reduce(and_, given) if given else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -318,7 +319,7 @@ def test_heads_that_are_packed_in_an_unknown_way_are_not_taken_for_others() -> N
     model, q = Packing(), torch.randn(1, 6, 1, 4)
     with regard.edit(model, edits.ablate(0, 1)):
         model(q, False)
-        with pytest.raises(ValueError, match=r"6 heads.*2 with 3 queries"):
+        with pytest.raises(ValueError, match=r"\b6\b.*\b2\b.*\b3\b"):
             model(q, True)
 
 
@@ -442,11 +443,12 @@ def test_weights_that_a_fused_kernel_does_not_show_are_said_not_to_be_seen(model
 @pytest.mark.parametrize("at", [[4, 1], [-1, 1], [2, 2], slice(4, 2, -1)])
 def test_positions_of_rows_must_ascend(at: Any) -> None:
     model, q, source = OfOurs(), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 2, 8)
+    listed = re.escape(str(list(range(6)[at]) if isinstance(at, slice) else at))
     for edit in (
         edits.patch(0, source=source, positions=at),
         edits.patch(0, None, "v", source, positions=at),
         edits.ablate(0, by=source, queries=at),
         edits.add("", source[0, 0], positions=at),
     ):
-        with torch.no_grad(), pytest.raises(ValueError, match="ascend"), regard.edit(model, edit):
+        with torch.no_grad(), pytest.raises(ValueError, match=listed), regard.edit(model, edit):
             model(q)
