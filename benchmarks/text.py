@@ -1,7 +1,7 @@
 """Times regard's text models against `transformers` at its best setting: forward, loading, generation.
 
     python benchmarks/text.py                                # CPU, a few minutes; OMP_NUM_THREADS=2 for two cores
-    python benchmarks/text.py --device cuda --part bert      # needs a GPU; parts: bert, padded, gpt2, llama
+    python benchmarks/text.py --device cuda --part bert      # needs a GPU; --help names the parts
 
 Both have the same shapes and run in one process, in turn (generation on a GPU: one after the other); on the CPU they
 have the same weights too. A ratio is the peer's time ÷ ours: more is better for us. It is given as the median of the
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import transformers
-from peers import HEADERS, Run, by_turns, compared, generated, on_device, theirs_on_device
+from peers import HEADERS, Run, by_turns, compared, generated, generation_times, on_device, theirs_on_device
 from timing import cuda_time, heading, section, write
 from torch import Tensor
 
@@ -30,7 +30,7 @@ import regard
 from regard.generation.loop import generate
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = {"cpu": ("forward", "load"), "cuda": ("bert", "padded", "gpt2", "llama")}
+PARTS = {"cpu": ("forward", "load"), "cuda": ("bert", "padded", "gpt2", "llama", "batches", "context")}
 PROMPT, NEW = 32, 256
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
     makers = {"forward": forward, "load": loading, "bert": bert_on_cuda, "padded": padded_on_cuda}
-    makers |= {"gpt2": gpt2_on_cuda, "llama": llama_on_cuda}
+    makers |= {"gpt2": gpt2_on_cuda, "llama": llama_on_cuda, "batches": batches_on_cuda, "context": context_on_cuda}
     chosen = [name for name in PARTS[device] if part in ("all", name)]
     rounds = {} if arguments.rounds is None else {"rounds": arguments.rounds}
     sections = [makers[name](**rounds) for name in chosen]
@@ -155,10 +155,68 @@ def llama_on_cuda(rounds: int = 3) -> str:
     return generation("LLaMA 7B", "LlamaForCausalLM", transformers.LlamaConfig(), rounds)
 
 
-def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
-    """256 tokens after a prompt of 32, one text, greedily. The whole call is timed, prompt and capture included."""
+LLAMA_1B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+
+
+def batches_on_cuda(rounds: int = 3) -> str:
+    """LLaMA 1B: 8 and 32 prompts of 1024 tokens at once."""
+    many = [generation("LLaMA 1B", "LlamaForCausalLM", llama_1b(), rounds, batch, 1024) for batch in (8, 32)]
+    return "\n\n".join(many)
+
+
+def llama_1b() -> Any:
+    return transformers.LlamaConfig(**LLAMA_1B)
+
+
+def context_on_cuda(rounds: int = 3) -> str:
+    """LLaMA 1B, batch 1: what a token takes after prompts of 1k, 16k and 64k, and how fast keys and values are read."""
+    config = llama_1b()
     config.pad_token_id, config.eos_token_id = 0, None
-    ids = torch.randint(5, config.vocab_size, (1, PROMPT), device="cuda")
+    model = on_device(config, "text-generation")
+    weights = sum(p.nbytes for p in model.parameters())
+    head_dim = config.hidden_size // config.num_attention_heads
+    per_position = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # bytes
+    some, more = 64, 256
+    rows: list[list[str]] = []
+    short = 0.0
+    for n in (1024, 16384, 65536):
+        ids = torch.randint(5, config.vocab_size, (1, n), device="cuda")
+        runs = {new: partial(generate, model, ids, None, max_new_tokens=new, pad_token_id=0) for new in (some, more)}
+        taken = {
+            new: statistics.median(generation_times(f"{n} + {new}", lambda r=run: r().ids, new, rounds))
+            for new, run in runs.items()
+        }
+        token = (taken[more] - taken[some]) / (more - some)
+        cache = per_position * (n + (some + more) // 2)
+        short = short or token
+        alone = f"{(cache - per_position * 1024) / (token - short) / 1e12:.2f}" if token > short else ""
+        rows.append(
+            [
+                f"{n:,}",
+                f"{token * 1e3:.3f}",
+                f"{1 / token:.0f}",
+                f"{cache / 1e6:.0f}",
+                f"{(weights + cache) / token / 1e12:.2f}",
+                alone,
+            ]
+        )
+    headers = ["prompt", "ms a token", "tok/s", "keys and values MB", "all bytes, TB/s", "keys and values alone, TB/s"]
+    return section("decoding after long prompts, LLaMA 1B shape, bf16, batch 1", headers, rows)
+
+
+def generation(name: str, architecture: str, config: Any, rounds: int, batch: int = 1, length: int = PROMPT) -> str:
+    """256 tokens after each prompt, greedily. The whole call is timed, prompt and capture included."""
+    config.pad_token_id, config.eos_token_id = 0, None
+    ids = torch.randint(5, config.vocab_size, (batch, length), device="cuda")
     ours = on_device(config, "text-generation")
     read = partial(ours, ids)
     runs: dict[str, Callable[[], Tensor]] = {
@@ -166,29 +224,32 @@ def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
         **their_generations(theirs_on_device(architecture, config), ids),
     }
     weights = sum(p.nbytes for p in ours.parameters())
-    taken = generated(runs, NEW, rounds)
+    taken = generated(runs, batch * NEW, rounds)
     seconds = {kind: statistics.median(times) for kind, times in taken.items()}
     peer = min((s for kind, s in seconds.items() if kind != "ours"), default=float("nan"))
     rows = []
     for kind, times in taken.items():
-        speed, spread = NEW / seconds[kind], f"{NEW / max(times):.0f} to {NEW / min(times):.0f}"
-        rows.append([kind, f"{speed:.0f}", spread, f"{speed * weights / 1e12:.2f}", f"{peer / seconds[kind]:.2f}"])
+        each = batch * NEW
+        speed, spread = each / seconds[kind], f"{each / max(times):.0f} to {each / min(times):.0f}"
+        read_speed = NEW * weights / seconds[kind] / 1e12
+        rows.append([kind, f"{speed:.0f}", spread, f"{read_speed:.2f}", f"{peer / seconds[kind]:.2f}"])
     with torch.inference_mode():
         prompt = cuda_time(read, 5)
     headers = ["", "tok/s", "spread", "weights read, TB/s", "÷ best of transformers"]
-    title = (
-        f"generation, {name} shape, bf16, batch 1, {NEW} tokens after {PROMPT}; our prompt takes {prompt * 1e3:.1f} ms"
-    )
+    ours_reads = f"our prompt takes {prompt * 1e3:.1f} ms"
+    title = f"generation, {name} shape, bf16, batch {batch}, {NEW} tokens after {length}; {ours_reads}"
     return section(title, headers, rows)
 
 
 def their_generations(model: Any, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """With a growing cache, and with a static one, for which generate compiles the step by itself."""
+    """With a static cache, for which generate compiles the step by itself; and of one text with a growing one."""
     plain = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "attention_mask": torch.ones_like(ids)}
-    return {
-        "transformers, static cache, compiled": lambda: model.generate(ids, cache_implementation="static", **plain),
-        "transformers, sdpa": lambda: model.generate(ids, **plain),
+    static = {
+        "transformers, static cache, compiled": lambda: model.generate(ids, cache_implementation="static", **plain)
     }
+    if len(ids) > 1:
+        return static
+    return static | {"transformers, sdpa": lambda: model.generate(ids, **plain)}
 
 
 if __name__ == "__main__":

@@ -150,9 +150,14 @@ def reading_waits(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
+def being_captured(x: Tensor) -> bool:
+    """Whether operations on a tensor go into a CUDA graph, during which nobody may wait for the device."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def may_read(x: Tensor, *, training: bool) -> bool:
     """Whether a check may read a tensor's values: where it has some, but not in a training step that would wait."""
-    return has_numbers(x) and not (training and reading_waits(x))
+    return has_numbers(x) and not (training and reading_waits(x)) and not being_captured(x)
 
 
 def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:

@@ -80,7 +80,7 @@ def attention(
         softcap: scores become softcap·tanh(scores/softcap); None for no cap.
         sinks: (H,), one logit per head that joins the softmax and has no value.
         dropout: probability of zeroing a weight, the others growing by 1/(1 − p); applied whenever above 0.
-        backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse".
+        backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse", "short".
         chunk: compute so many queries at a time, each against all keys, as textbooks do to save memory: B·H·chunk·Nk
             scores exist at once instead of B·H·Nq·Nk, and the backward pass computes them again. The result is the
             same. Runs on "tiled", which without chunk cuts the keys too and needs O(N).

@@ -1,4 +1,4 @@
-"""The backends: five ways to compute one operation, and the choice between them.
+"""The backends: six ways to compute one operation, and the choice between them.
 
 Each backend is a module with `unsupported_reason(call)` (why it cannot do a call, or None), `how(call)` (a description)
 and `run(call)`. All agree with `reference` under the numeric rule of `regard.testing`.
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard import tables
-from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
+from regard.backends import flex, reference, sdpa, short, sparse, sparse_gpu, tiled
 from regard.backends.call import Call, CallOptions, Launch, prepare
 from regard.checks import has_numbers, is_transforming, untraced
 from regard.masks import Mask
@@ -42,6 +42,7 @@ MODULES: dict[str, ModuleType] = {
     "sdpa": sdpa,
     "flex": flex,
     "sparse": sparse,
+    "short": short,
 }
 NAMES = tuple(MODULES)
 
@@ -88,27 +89,32 @@ def _name(module: ModuleType) -> str:
 def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
     if call.device.type == "cuda":
-        if sdpa.plain(call) is not None:
-            return ("sdpa", "flex", "tiled", "sparse", "reference")
-        if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
-            dense = call.mask is None or _cells(call) <= MOST_DENSE
-            return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
-        # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do, as Swin's bias in
-        # training, is a product of small matrices, which would be bound by launches if it were done tile by tile.
-        if call.sizes[2] * call.sizes[3] <= SMALL:
-            if prod(call.sizes) <= FEW_CELLS:
-                return ("sdpa", "reference", "tiled", "sparse", "flex")
-            return ("sdpa", "tiled", "sparse", "flex", "reference")
-        if call.sizes[2] < FEW_QUERIES:
-            return ("sdpa", "flex", "tiled", "sparse", "reference")
-        if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):
-            return ("sparse", "flex", "sdpa", "tiled", "reference")
-        return ("flex", "sdpa", "tiled", "sparse", "reference")
+        return _ranked_on_cuda(call)
     if _dense_pays(call):
-        return ("sdpa", "tiled", "sparse", "flex", "reference")
+        return ("sdpa", "tiled", "sparse", "flex", "short", "reference")
     if call.mask is None or _share(call) > DENSE_FROM:
-        return ("tiled", "sparse", "sdpa", "flex", "reference")
-    return ("sparse", "tiled", "sdpa", "flex", "reference")
+        return ("tiled", "sparse", "sdpa", "flex", "short", "reference")
+    return ("sparse", "tiled", "sdpa", "flex", "short", "reference")
+
+
+def _ranked_on_cuda(call: Call) -> tuple[str, ...]:
+    if sdpa.plain(call) is not None:
+        return ("sdpa", "flex", "tiled", "sparse", "short", "reference")
+    if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
+        dense = call.mask is None or _cells(call) <= MOST_DENSE
+        return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "short", "reference")
+    # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do, as Swin's bias in training, is
+    # a product of small matrices, which would be bound by launches if it were done tile by tile.
+    if call.sizes[2] * call.sizes[3] <= SMALL:
+        first = ("short", "sdpa") if short.pays(call) else ("sdpa", "short")
+        if prod(call.sizes) <= FEW_CELLS:
+            return (*first, "reference", "tiled", "sparse", "flex")
+        return (*first, "tiled", "sparse", "flex", "reference")
+    if call.sizes[2] < FEW_QUERIES:
+        return ("sdpa", "flex", "tiled", "sparse", "short", "reference")
+    if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):
+        return ("sparse", "flex", "sdpa", "tiled", "short", "reference")
+    return ("flex", "sdpa", "tiled", "sparse", "short", "reference")
 
 
 def _dense_pays(call: Call) -> bool:

@@ -152,9 +152,10 @@ def older(CACHE, cells, start, first, end, d, head_dim, TILE: tl.constexpr):
 
 @triton.jit
 def attend(
-    QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, q_heads, kv_heads, head_dim, width, room, pieces, scale,
+    QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, LEFT, OUT,
+    q_heads, kv_heads, head_dim, width, room, pieces, scale,
     TURN: tl.constexpr, INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Attention of one new token per text over one chunk of its keys, from START of the text to AT, its own.
 
@@ -163,6 +164,9 @@ def attend(
     A program has the GROUP query heads of one key head and CHUNK keys, TILE at a time. It leaves Σ e^(s − most)·v in
     SUMS (B·H, pieces, D), and most and Σ e^(s − most) in MOST and TOTAL (B·H, pieces), in units of log₂. Of few keys,
     the first tile is read before the kernels before this one have ended; of many, STAGES tiles are on their way.
+
+    FEW: not 0, if at least `pieces`: then nobody need `combine`. LEFT (B·Hkv), all 0 between kernels, counts the
+    programs of a key head that have ended, and the last one makes OUT (B·H, D) of what all have left.
     """
     pair, piece = tl.program_id(0), tl.program_id(1)  # pair: text and key head
     text, kv_head = pair // kv_heads, pair % kv_heads
@@ -219,6 +223,33 @@ def attend(
     tl.store(SUMS + slot[:, None] * head_dim + d, sums, mask=inside)
     tl.store(MOST + slot, most, mask=g < GROUP)
     tl.store(TOTAL + slot, total, mask=g < GROUP)
+    if FEW > 0:
+        ran = last // CHUNK - first // CHUNK + 1
+        tl.debug_barrier()  # all threads have stored theirs
+        if tl.atomic_add(LEFT + pair, 1, sem="acq_rel") == ran - 1:
+            tl.store(LEFT + pair, 0)
+            head = text * q_heads + kv_head * GROUP + g
+            combined = together(SUMS, MOST, TOTAL, head, g < GROUP, first // CHUNK, ran, pieces, d, head_dim, FEW)
+            tl.store(OUT + head[:, None] * head_dim + d, combined, mask=inside)
+
+
+@triton.jit
+def together(SUMS, MOST, TOTAL, head, inside, begin, ran, pieces, d, head_dim, FEW: tl.constexpr):
+    """What was left of `ran` pieces from `begin` on, of at most FEW, into one result for each head, (PADDED, BLOCK)."""
+    slot = head.to(tl.int64) * pieces + begin
+    n = tl.arange(0, FEW)[None, :]
+    here = inside[:, None] & (n < ran)
+    m = tl.load(MOST + slot[:, None] + n, mask=here, other=float("-inf"))  # (PADDED, FEW)
+    most = tl.max(m, 1)
+    most = tl.where(inside, most, 0.0)
+    total = tl.sum(tl.load(TOTAL + slot[:, None] + n, mask=here, other=0.0) * tl.exp2(m - most[:, None]), 1)
+    sums = tl.zeros([head.shape[0], d.shape[1]], tl.float32)
+    for piece in tl.static_range(FEW):
+        there = tl.where(inside, piece, FEW) < ran
+        share = tl.exp2(tl.load(MOST + slot + piece, mask=there, other=float("-inf")) - most)
+        part = tl.load(SUMS + (slot + piece)[:, None] * head_dim + d, mask=there[:, None] & (d < head_dim), other=0.0)
+        sums += part * share[:, None]
+    return sums / tl.where(inside, total, 1.0)[:, None]
 
 
 @triton.jit

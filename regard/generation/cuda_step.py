@@ -30,6 +30,8 @@ CHUNKS = (128, 256, 512, 1024, 2048)  # keys of one program of `attend`
 PROGRAMS = 512  # of `attend`: with more of them, each takes more keys
 STAGES = 4  # tiles of a program that are on their way, if it takes more than the fewest keys
 ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
+MANY_ROWS = 4096  # from which twice as many rows in a tile are no slower, or faster
+FEW = 16  # chunks of a text that `attend` combines by itself, and heads of one key head
 SOME = 64  # chunks that `combine` takes at once, at most
 
 
@@ -38,11 +40,13 @@ class StepBuffers:
     """What a step reads and writes, always at the same addresses.
 
     tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
+    left: (B·Hkv,) zeros, by which `attend` counts its programs.
     """
 
     tokens: Tensor
     at: Tensor
     start: Tensor
+    left: Tensor
     keys: tuple[Tensor, ...]  # (B, Hkv, room, D) for each depth
     values: tuple[Tensor, ...]
 
@@ -54,7 +58,8 @@ class StepBuffers:
         tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
         at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
         start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
-        return cls(tokens, at, start, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
+        left = at.new_zeros(k.shape[0] * k.shape[1])
+        return cls(tokens, at, start, left, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -162,11 +167,12 @@ def project(
     rows, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     out = x.new_empty(1, rows)
     gain = x if norm is None else norm.weight
-    cuda_kernels.project[((rows + ROWS - 1) // ROWS,)](
+    tall = 2 * ROWS if rows >= MANY_ROWS and not gated else ROWS
+    cuda_kernels.project[((rows + tall - 1) // tall,)](
         x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out,
         rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
         NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=ROWS,
+        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=tall,
         BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_options(x.device),
     )  # fmt: skip
     return out
@@ -204,15 +210,18 @@ def attend(
     cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
     sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
+    out = qkv.new_empty(batch, heads * head_dim)
     group, options = heads // kv_heads, _options(qkv.device)
+    few = power_of_two(pieces) if max(pieces, group) <= FEW else 0
     cuda_kernels.attend[(batch * kv_heads, pieces)](
-        qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, heads, kv_heads, head_dim,
-        rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
+        qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, buffers.left, out,
+        heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
         PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, STAGES=_stages(k, chunk),
-        BLOCK=max(16, power_of_two(head_dim)), num_warps=4, **options,
+        BLOCK=max(16, power_of_two(head_dim)), FEW=few, num_warps=4, **options,
     )  # fmt: skip
-    out = qkv.new_empty(batch, heads * head_dim)
+    if few:
+        return out
     cuda_kernels.combine[(batch * heads,)](
         sums, most, total, buffers.start, buffers.at, out, heads, head_dim, pieces,
         CHUNK=chunk, SOME=min(SOME, power_of_two(pieces)), BLOCK=power_of_two(head_dim), num_warps=4, **options,

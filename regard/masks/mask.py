@@ -383,7 +383,8 @@ class Mask(Rule):
 
     def varies(self) -> tuple[int, int]:
         """Compute `leading`: the first two axes of every tensor field."""
-        shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor)]
+        values = [getattr(self, field.name) for field in fields(self)]  # torch.compile cannot read vars() before 2.13
+        shapes = [v.shape for v in values if isinstance(v, Tensor)]
         if len(shapes) <= 1:
             return (shapes[0][0], shapes[0][1]) if shapes else (1, 1)
         return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.checks import may_read
+from regard.checks import being_captured, may_read
 from regard.models.family import Config
 from regard.models.losses import Targets, language_head, linear_loss, text_loss
 from regard.models.model import Model
@@ -189,7 +189,7 @@ class TextModel(Model):
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        global_attention_mask: Tensor | None = None,
+        global_attention_mask: Tensor | Roles | None = None,
         inserted: Inserted | None = None,
         output_hidden_states: bool | None = False,
         skip_logits: bool = False,
@@ -209,7 +209,8 @@ class TextModel(Model):
             start_positions: (B,), question answering.
             end_positions: (B,), question answering.
             global_attention_mask: (B, N), 1 or True = token that sees all and is seen by all (Longformer); default by
-                task. Padding is never global.
+                task. Padding is never global. Or the `Roles.of(attention_mask, global_attention_mask)` that the model
+                would make of it: to make them once for many calls, or to capture calls in a CUDA graph.
             inserted: vectors that replace those of some tokens, as an image's do.
             output_hidden_states: return the output of every block.
             skip_logits: with labels, compute a language model's loss without its logits, which need much memory; they
@@ -264,7 +265,11 @@ class TextModel(Model):
         return ModelOutput(output, loss=loss)
 
     def _read(
-        self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        global_attention_mask: Tensor | Roles | None,
+        **inputs: Any,
     ) -> TowerOutput:
         if global_attention_mask is not None:
             raise ValueError(f"{self.family.title} has no global tokens: leave out global_attention_mask=")
@@ -430,18 +435,15 @@ class LongTextModel(TextModel):
         self.choice = choice
 
     def _read(
-        self, input_ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None, **inputs: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        global_attention_mask: Tensor | Roles | None,
+        **inputs: Any,
     ) -> TowerOutput:
         if inputs["document_ids"] is not None:
             raise ValueError(f"{self.family.title} cannot read packed documents: leave out document_ids=")
-        if global_attention_mask is not None:
-            global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
-        elif self.choice is not None:
-            global_attention_mask = self.choice(input_ids, attention_mask)
-        elif attention_mask is not None:
-            global_attention_mask = torch.zeros_like(attention_mask)
-        # Without global tokens and padding all tokens have the same role.
-        roles = None if global_attention_mask is None else Roles.of(attention_mask, global_attention_mask)
+        roles = self._roles(input_ids, attention_mask, global_attention_mask)
         position_ids, every = inputs["position_ids"], inputs["output_hidden_states"]
         if position_ids is None:
             position_ids = count(input_ids, attention_mask)
@@ -451,6 +453,27 @@ class LongTextModel(TextModel):
             x = block(x, mask=roles)
             hidden_states += [x] if every else []
         return TowerOutput(x, tuple(hidden_states) if every else None)
+
+    def _roles(self, input_ids: Tensor, attention_mask: Tensor | None, chosen: Tensor | Roles | None) -> Roles | None:
+        """The roles of the tokens; None where all tokens have the same, without global ones and padding."""
+        if isinstance(chosen, Roles):
+            chosen.fit(len(input_ids), 1, input_ids.shape[1], input_ids.shape[1])
+            if chosen.padded and attention_mask is None:
+                raise ValueError("these roles have padding: give the attention_mask, too, that they were made of")
+            return chosen
+        if chosen is not None:
+            chosen = self.booleans("global_attention_mask", chosen, input_ids.shape)
+        elif self.choice is not None:
+            chosen = self.choice(input_ids, attention_mask)
+        elif attention_mask is not None:
+            chosen = torch.zeros_like(attention_mask)
+        if chosen is not None and being_captured(chosen):
+            raise ValueError(
+                "which tokens are global or padding is read on the host, and would not change with the CUDA graph's "
+                "inputs: make roles = Roles.of(attention_mask, global_attention_mask) once, from "
+                "regard.nn.sparse_attention, and give global_attention_mask=roles"
+            )
+        return None if chosen is None else Roles.of(attention_mask, chosen)
 
 
 class AnswerHead(nn.Module):

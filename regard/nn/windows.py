@@ -59,25 +59,9 @@ class Windows:
         """
         side, shift = min(window, *grid), window // 2 if shifted and min(grid) > window else 0
         padded = PatchGrid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
-
-        def cut(table: Tensor) -> Tensor:
-            """(rows, columns) → (W, N)."""
-            return table.reshape(padded.rows // side, side, -1, side).transpose(1, 2).reshape(-1, side**2)
-
-        def regions(n: int) -> Tensor:
-            """(n,) of a rolled axis: 0, in the last window 1, and there 2 for what came round from the other edge."""
-            place = torch.arange(n, device=device)
-            return (place >= n - side).long() + (place >= n - shift).long()
-
-        numbers = torch.arange(padded.rows * padded.columns, device=device)
-        order = cut(numbers.reshape(padded).roll((-shift, -shift), (0, 1)))
-        laid = numbers.reshape(padded.rows // side, -1, side, side).transpose(1, 2).reshape(padded)
-        back = laid.roll((shift, shift), (0, 1))[: grid.rows, : grid.columns]
-        mask = None
-        if shift:
-            ids = 3 * regions(padded.rows).unsqueeze(-1) + regions(padded.columns)
-            mask = masks.documents(cut(ids).repeat(batch, 1))
-        return cls(grid, padded, side, order.flatten(), back.flatten(), mask)
+        order, back, regions = _tables(*grid, *padded, side, shift, device)
+        mask = masks.documents(regions.repeat(batch, 1)) if shift else None
+        return cls(grid, padded, side, order, back, mask)
 
     def cut(self, x: Tensor) -> Tensor:
         """(B, rows·columns, d) → (B·W, N, d)."""
@@ -90,6 +74,29 @@ class Windows:
     def put_back(self, y: Tensor) -> Tensor:
         """(B·W, N, d) → (B, rows·columns, d), without the padding."""
         return y.reshape(-1, len(self.order), y.shape[-1]).index_select(1, self.back)
+
+
+@torch.compiler.assume_constant_result  # traced, the indices would be computed anew in every kernel that uses them
+def _tables(
+    rows: int, columns: int, all_rows: int, all_columns: int, side: int, shift: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`order` and `back` of `Windows`, and the region of each token, (W, N), for a grid and the padded one."""
+
+    def cut(table: Tensor) -> Tensor:
+        """(rows, columns) → (W, N)."""
+        return table.reshape(all_rows // side, side, -1, side).transpose(1, 2).reshape(-1, side**2)
+
+    def regions(n: int) -> Tensor:
+        """(n,) of a rolled axis: 0, in the last window 1, and there 2 for what came round from the other edge."""
+        place = torch.arange(n, device=device)
+        return (place >= n - side).long() + (place >= n - shift).long()
+
+    numbers = torch.arange(all_rows * all_columns, device=device)
+    order = cut(numbers.reshape(all_rows, all_columns).roll((-shift, -shift), (0, 1)))
+    laid = numbers.reshape(all_rows // side, -1, side, side).transpose(1, 2).reshape(all_rows, all_columns)
+    back = laid.roll((shift, shift), (0, 1))[:rows, :columns]
+    ids = 3 * regions(all_rows).unsqueeze(-1) + regions(all_columns)
+    return order.flatten(), back.flatten(), cut(ids)
 
 
 @lru_cache(maxsize=32)

@@ -21,7 +21,7 @@ from regard.backends.call import Call, CallOptions, cells_of_bias, prepare
 from regard.masks import mask as rules
 from regard.testing import assert_rule
 
-NAMES = ("reference", "tiled", "sdpa", "flex", "sparse")
+NAMES = ("reference", "tiled", "sdpa", "flex", "sparse", "short")
 B, H, NQ, NK, D, DV = 2, 3, 5, 11, 7, 13
 
 

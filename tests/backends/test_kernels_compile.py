@@ -22,6 +22,7 @@ FLOATS, WHOLE = (
         "KEYS",
         "START",
         "AT",
+        "LEFT",
         "ORDER",
         "FULL_AT",
         "FULL",
@@ -93,6 +94,7 @@ def test_attention_of_one_token_compiles(number: str, turn: bool, interleaved: b
         "PADDED": 16,
         "TILE": 64,
         "BLOCK": 64,
+        "FEW": 4,
         "OVERLAP": True,
     }
     found = assembly(cuda_kernels.attend, number, {**form, "CHUNK": 128, "STAGES": 1})
@@ -105,9 +107,21 @@ def test_attention_of_one_token_compiles(number: str, turn: bool, interleaved: b
 def test_long_caches_are_read_several_tiles_ahead() -> None:
     from regard.generation import cuda_kernels
 
-    form = {"TURN": True, "INTERLEAVED": False, "GROUP": 4, "PADDED": 16, "TILE": 64, "BLOCK": 64, "OVERLAP": True}
+    form = {"TURN": True, "INTERLEAVED": False, "GROUP": 4, "PADDED": 16, "TILE": 64, "BLOCK": 64, "FEW": 0}
+    form["OVERLAP"] = True
     found = assembly(cuda_kernels.attend, "bf16", {**form, "CHUNK": 1024, "STAGES": 4}, ("K", "V", "room", "head_dim"))
     assert "cp.async" in found
+
+
+@pytest.mark.parametrize(("number", "extras"), [("bf16", True), ("fp16", False), ("fp32", True)])
+def test_attention_of_short_sequences_compiles(number: str, extras: bool) -> None:
+    from regard.backends import short_kernels
+
+    form = {"D": 32, "DV": 24, "WIDTH": 32, "WIDTH_V": 32, "IEEE": number == "fp32"}
+    form |= {"BLOCK_Q": 64, "BLOCK_K": 64} if number != "fp32" else UNROLLED
+    form |= {"HAS_BIAS": extras, "HAS_MASK": extras, "WANT_LSE": extras}
+    found = assembly(short_kernels.attend, number, form)
+    assert ("mma.sync" in found or "wgmma" in found) == (number != "fp32")
 
 
 @pytest.mark.parametrize("name", ["attend", "differentiate_queries", "differentiate_keys"])

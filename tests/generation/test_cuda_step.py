@@ -91,8 +91,10 @@ def test_a_step_by_kernels_is_a_step_of_the_tower(name, batch, padded, tmp_path)
     assert_rule(ours, baseline, truth)
 
 
+@pytest.mark.parametrize("few", [16, 0], ids=["by the last program", "by a kernel"])
 @pytest.mark.parametrize("chunks", [(128,), (64, 256)], ids=["of 128", "wider, since programs would be many"])
-def test_keys_of_several_chunks_are_combined(chunks, tmp_path, monkeypatch):
+def test_keys_of_several_chunks_are_combined(chunks, few, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_step, "FEW", few)
     monkeypatch.setattr(cuda_step, "CHUNKS", chunks)
     monkeypatch.setattr(cuda_step, "PROGRAMS", 12)
     model = model_of("LLaMA", tmp_path, torch.float32)

@@ -295,7 +295,7 @@ def test_a_key_counts_as_often_as_it_is_gathered(train):
     torch.testing.assert_close(layer(x, mask=masks.padding(tokens)), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("backend", regard.backends.NAMES)
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa", "flex", "sparse"])
 @pytest.mark.parametrize("train", [False, True])
 @torch.no_grad()  # FlexAttention has no backward on the CPU
 def test_every_backend_computes_the_same(train, backend):

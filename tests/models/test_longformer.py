@@ -211,6 +211,34 @@ def test_global_tokens_that_do_not_fit_are_refused(wrong, said, tmp_path):
         model(torch.full((2, 5), 7), global_attention_mask=wrong)
 
 
+def test_roles_made_once_serve_many_calls(tmp_path):
+    model = LongTwin("LongformerModel", LongformerConfig(**SMALL), tmp_path).ours(torch.float64)
+    ids = torch.randint(5, 47, (2, 17), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(17) < torch.tensor([[17], [11]])
+    chosen = torch.arange(17)[None] < torch.tensor([[1], [3]])
+    roles = Roles.of(mask, chosen)
+    expected = model(ids, mask, global_attention_mask=chosen).last_hidden_state
+    for _ in range(2):
+        assert torch.equal(model(ids, mask, global_attention_mask=roles).last_hidden_state, expected)
+    with pytest.raises(ValueError, match="give the attention_mask"):
+        model(ids, global_attention_mask=roles)
+    with pytest.raises(ValueError, match="2 batch rows, but the call has 1"):
+        model(ids[:1], mask[:1], global_attention_mask=roles)
+    with pytest.raises(ValueError, match=r"17.*16"):
+        model(ids[:, :16], mask[:, :16], global_attention_mask=roles)
+
+
+def test_roles_cannot_be_made_while_a_graph_is_captured(tmp_path, monkeypatch):
+    model = LongTwin("LongformerModel", LongformerConfig(**SMALL), tmp_path).ours(torch.float32)
+    monkeypatch.setattr("regard.models.text.being_captured", lambda x: True)
+    ids = torch.randint(5, 47, (1, 17), generator=torch.Generator().manual_seed(0))
+    chosen = torch.arange(17)[None] < 2
+    model(ids)
+    model(ids, global_attention_mask=Roles.of(None, chosen))
+    with pytest.raises(ValueError, match=r"Roles\.of"):
+        model(ids, global_attention_mask=chosen)
+
+
 def test_padding_is_never_global(tmp_path):
     model = twin_of("Model", "a window for each layer", tmp_path).ours(torch.float64)
     ids, mask = torch.full((2, 9), 7), torch.arange(9) < torch.tensor([[9], [5]])
@@ -316,7 +344,7 @@ def test_the_layer_is_what_dense_weights_make(reach, dilation):
     torch.testing.assert_close(layer(x, mask=Roles.of(tokens, chosen)), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("backend", regard.backends.NAMES)
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa", "flex", "sparse"])
 @torch.no_grad()  # FlexAttention has no backward on the CPU
 def test_every_backend_computes_the_same(backend):
     layer, x, tokens, chosen = layer_and_input(dilation=3)

@@ -1,0 +1,117 @@
+"""Attention of many short sequences with a mask or bias on CUDA, as the windows of Swin: one kernel, forward only.
+
+torch's fused kernels read a mask or bias as a dense tensor with a row of its own for every head and batch row, and are
+cut for long sequences. Here a program has all keys of a head, and mask and bias stay as small as they are.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import (
+    Call,
+    cells_of_bias,
+    cells_of_mask,
+    custom_kernel_unsupported_reason,
+    rows_together,
+)
+from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
+
+__all__ = ["forward_with_lse", "how", "pays", "run", "unsupported_reason"]
+
+MOST_KEYS = 256
+MOST_BYTES = 1 << 16  # of the keys and values of a head, which shared memory holds
+WIDEST = 128  # head size
+BLOCK_Q = 64  # queries of a program
+LEAST = 16  # of an axis of a product of two tiles
+MANY_CELLS = 1 << 22  # of all heads, below which a call takes as long as launching it
+
+
+def unsupported_reason(call: Call) -> str | None:
+    """Why this backend cannot do the call, or None."""
+    if call.device.type != "cuda":
+        return f"its kernel runs on cuda, and q is on {call.device.type}"
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():  # torch.export
+        return "an exported program holds no Triton kernels"
+    if not torch.compiler.is_compiling() and (missing := no_triton()) is not None:
+        return missing
+    return kernel_unsupported_reason(call)
+
+
+def kernel_unsupported_reason(call: Call) -> str | None:
+    """Why the kernel cannot do a call on any machine, Triton's interpreter included, or None."""
+    d, dv, nk = call.q.shape[-1], call.v.shape[-1], call.sizes[3]
+    if call.softcap is not None or call.sinks is not None or call.dropout:
+        return "its kernel has no softcap, no sinks and no dropout"
+    if call.q.dtype == torch.float64:
+        return "its kernel has no float64"
+    if nk > MOST_KEYS or max(d, dv) > WIDEST:
+        return f"its kernel holds up to {MOST_KEYS} keys, and head sizes up to {WIDEST}"
+    if _power(nk) * (_power(d) + _power(dv)) * call.q.dtype.itemsize > MOST_BYTES:
+        return f"keys and values of a head take more than the {MOST_BYTES >> 10} KiB that its kernel holds"
+    if call.wants_gradient:
+        return "its kernel has no backward"
+    return custom_kernel_unsupported_reason(call)
+
+
+def pays(call: Call) -> bool:
+    """Whether the kernel is expected to be faster than torch's with a dense mask, for a call that it supports."""
+    return (call.mask is not None or call.bias is not None) and prod(call.sizes) >= MANY_CELLS
+
+
+def how(call: Call) -> str:
+    """How it does the call, in a few words."""
+    return "a Triton kernel with all keys of a head in one tile, compiled at the first call (seconds)"
+
+
+def run(call: Call) -> Tensor:
+    """The output (B, H, Nq, Dv)."""
+    return _run(call, with_lse=False)[0]
+
+
+def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """The output, and each row's lse (B, H, Nq) in fp32, −∞ where it sees nothing."""
+    return _run(call, with_lse=True)
+
+
+def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor]:
+    from regard.backends.short_kernels import attend
+
+    call = call.in_torch()
+    q, k, v = (rows_together(x.detach()) for x in (call.q, call.k, call.v))
+    batch, heads, nq, nk = call.sizes
+    out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
+    lse = q.new_empty((batch, heads, nq) if with_lse else 1, dtype=torch.float32)
+    if 0 in call.sizes or 0 in out.shape:
+        return out.zero_(), lse.fill_(-inf)
+    bias, mask = cells_of_bias(call), cells_of_mask(call)
+    bias = None if bias is None else bias.detach()
+    mask = None if mask is None else mask.view(torch.uint8)
+    block_q = min(BLOCK_Q, _power(nq))
+    traced = torch.compiler.is_compiling()
+    with nullcontext() if traced else current(call.device):
+        attend[(batch * heads, -(-nq // block_q))](
+            q, k, v, out, lse, lse if bias is None else bias, lse if mask is None else mask,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_steps(bias), *_steps(mask),
+            heads, heads // k.shape[1], nq, nk, call.scale,
+            D=q.shape[-1], DV=v.shape[-1], WIDTH=_power(q.shape[-1]), WIDTH_V=_power(v.shape[-1]),
+            BLOCK_Q=block_q, BLOCK_K=_power(nk), HAS_BIAS=bias is not None, HAS_MASK=mask is not None,
+            WANT_LSE=with_lse, IEEE=q.dtype == torch.float32, num_warps=4,
+            **({} if traced else ROUNDED_ONCE),  # torch.compile does not take it; it is Triton's default
+        )  # fmt: skip
+    return out, lse
+
+
+def _power(n: int) -> int:
+    return max(LEAST, power_of_two(n))
+
+
+def _steps(cells: Tensor | None) -> tuple[int, ...]:
+    """The strides of four axes, 0 along those that are shared."""
+    if cells is None:
+        return (0, 0, 0, 0)
+    return tuple(0 if n == 1 else step for n, step in zip(cells.shape, cells.stride(), strict=True))
