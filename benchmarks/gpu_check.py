@@ -129,6 +129,51 @@ def check_sparse_kernels(device: str) -> str:
     return f"{len(all_masks) + 1} calls"
 
 
+def check_short(device: str) -> str:
+    """The kernel of short sequences under masks, biases and dtypes, and windows as Swin has them, also compiled."""
+    import torch
+
+    import regard
+    from regard import masks
+    from regard.backends import reference
+    from regard.backends.call import prepare
+    from regard.nn.windows import WindowTable
+    from regard.testing import Case, assert_rule, conform
+
+    if device == "cpu":
+        return "not run: it needs a GPU"
+    ran = 0
+    for shape in ("square", "fewer queries, grouped, narrow v", "more queries than keys, wide v"):
+        for mask, arguments in (("none", "bias"), ("rows without keys", "bias with −∞"), ("window per head", "scale")):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                case = Case(shape, mask, arguments)
+                conform(partial(regard.attention, backend="short"), case, dtype, device, gradient=False)
+                ran += 1
+    table, regions = WindowTable(7, 6).to(device), torch.randint(0, 3, (640, 49), device=device)
+    nowhere = torch.arange(49, device=device)[None] != 11  # a query without keys
+    mask = masks.documents(regions) & masks.queries(nowhere)
+
+    def windows(joined: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.reshape(640, 49, 6, 32).transpose(1, 2) for x in joined.split(192, -1))
+        return regard.attention(q, k, v, bias=table.bias(q, 1.0), mask=mask)
+
+    for dtype in (torch.bfloat16, torch.float32):
+        joined = torch.randn(640, 49, 3 * 192, device=device, dtype=dtype)
+        table = table.to(dtype)
+        q, k, v = (x.reshape(640, 49, 6, 32).transpose(1, 2) for x in joined.split(192, -1))
+        with torch.no_grad():
+            assert regard.backends.explain(q, k, v, mask=mask, bias=table.bias(q, 1.0)).chosen == "short"
+            found = {"as it is": windows(joined), "compiled": torch.compile(windows, fullgraph=True)(joined)}
+            call = prepare(q, k, v, mask=mask, bias=table.bias(q, 1.0))
+            baseline = reference.run(call)
+            wide = prepare(*(x.double() for x in (q, k, v)), mask=mask, bias=table.double().bias(q, 1.0))
+            truth = reference.run(wide)
+        for name, out in found.items():
+            assert_rule(out, baseline, truth, what=f"windows, {dtype}, {name}")
+            ran += 1
+    return f"{ran} calls"
+
+
 def check_lens(device: str) -> str:
     """Every measure of `look` against dense fp64, at ordinary and at large logits."""
     import torch
@@ -223,6 +268,17 @@ def check_decoding(device: str, name: str, batch: int) -> str:
     return "50 steps, 30 generated tokens"
 
 
+def check_decoding_long(device: str) -> str:
+    """Captured steps as after long prompts: programs with many keys each, and a kernel that combines their parts."""
+    from unittest.mock import patch
+
+    from regard.generation import cuda_step
+
+    with patch.object(cuda_step, "CHUNKS", (16, 64)), patch.object(cuda_step, "PROGRAMS", 1):
+        with patch.object(cuda_step, "FEW", 0):
+            return check_decoding(device, "LLaMA", 8)
+
+
 def check_llava(device: str) -> str:
     """Captured steps after an image."""
     import test_llava
@@ -273,7 +329,26 @@ def check_long(device: str, name: str) -> str:
         truth = hidden(torch.float64, "cpu")
         for dtype in (torch.float32, torch.bfloat16):
             assert_rule(hidden(dtype, device), hidden(dtype, "cpu"), truth, what=f"{name}, {dtype}")
+        if name == "Longformer" and device == "cuda":
+            check_capture(twin.ours(torch.bfloat16, device=device), ids, mask, extra["global_attention_mask"])
     return "2 texts of 512 tokens"
+
+
+def check_capture(model: Any, ids: Any, mask: Any, chosen: Any) -> None:
+    """A CUDA graph of a call with roles that were made once reads other ids, and gives what a call gives."""
+    import torch
+
+    from regard.nn.sparse_attention import Roles
+
+    ids, mask, chosen = (x.cuda() for x in (ids, mask, chosen))
+    roles, given, graph = Roles.of(mask, chosen), ids.flip(1), torch.cuda.CUDAGraph()
+    model(given, mask, global_attention_mask=roles)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = model(given, mask, global_attention_mask=roles).last_hidden_state
+    given.copy_(ids)
+    graph.replay()
+    assert torch.equal(out[mask], model(ids, mask, global_attention_mask=chosen).last_hidden_state[mask])
 
 
 def check_compile(device: str) -> str:
@@ -384,7 +459,9 @@ CHECKS: dict[str, Callable[[str], str]] = {
         for name in ("GPT-2", "LLaMA")
         for batch in (1, 8)
     },
+    "decoding LLaMA, long": check_decoding_long,
     "watch": check_watch,
+    "short sequences": check_short,
     "backends": check_backends,
     "LLaVA": check_llava,
     "Longformer": partial(check_long, name="Longformer"),

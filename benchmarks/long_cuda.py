@@ -245,15 +245,16 @@ class Pair:
         return lambda: self.ours(ids, **more).last_hidden_state
 
     def our_captured_call(self, ids: Tensor, chosen: Tensor | None) -> Callable[[], Tensor]:
-        """Ours as a CUDA graph, which reads `ids` where it lies; which tokens are global stays as it is."""
-        call = self.our_call(ids, None if chosen is None else Roles.of(None, chosen))
+        """Ours as a CUDA graph, which reads ids and the roles' lists of tiles where they lie: they must stay there."""
+        roles = None if chosen is None else Roles.of(None, chosen)
+        call = self.our_call(ids, roles)
         call()  # compiles the kernels and lists the tiles
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = call()
 
-        def replay() -> Tensor:
+        def replay(kept: object = (ids, roles)) -> Tensor:
             graph.replay()
             return out
 

@@ -6,16 +6,56 @@ torch's own operations run where their tensors are; Triton's launches, streams a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["ROUNDED_ONCE", "current", "driver_version", "no_triton", "overlapping", "power_of_two"]
+__all__ = ["ALIGNED", "ROUNDED_ONCE", "current", "driver_version", "launch", "no_triton", "overlapping", "power_of_two"]
 
 ROUNDED_ONCE = {"enable_fp_fusion": True}
 """Given to each launch: a product and the sum it goes into are rounded once. Triton 3.10 will change its default."""
+
+
+ALIGNED = 16  # bytes, of which an address is a multiple where a kernel loads many numbers at once
+
+_LAUNCHED: dict[Any, Any] = {}
+"""Compiled kernels, by all that Triton compiles a kernel for."""
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], tensors: Sequence[Tensor], numbers: Sequence[float], **named: Any
+) -> None:
+    """Launch a Triton kernel on the current device.
+
+    Triton looks at each argument for what to compile, which takes longer than a short kernel runs; the second launch of
+    a kind is found here by its key instead. Tensors that do not begin on `ALIGNED` bytes always go through Triton.
+
+    Args:
+        kernel: a function whose arguments are tensors, then numbers, then constants.
+        grid: programs along each axis.
+        tensors: the first arguments.
+        numbers: those that follow.
+        named: the constants, in the order of the arguments, and after them Triton's options.
+    """
+    address = 0
+    for x in tensors:
+        address |= x.data_ptr()
+    # What Triton compiles for: 1 becomes a constant, and a multiple of 16 keeps addresses aligned.
+    kinds = [(n == 1, n % 16 == 0, abs(n) < 1 << 31) if type(n) is int else None for n in numbers]
+    key = (id(kernel), tensors[0].device, *[x.dtype for x in tensors], *kinds, *named.values())
+    made = None if address % ALIGNED else _LAUNCHED.get(key)
+    if made is not None:
+        made[grid](*tensors, *numbers, *list(named.values())[: len(kernel.constexprs)])
+        return
+    made = kernel[grid](*tensors, *numbers, **named)
+    if made is not None and not address % ALIGNED:  # Triton's interpreter gives None
+        assert list(named)[: len(kernel.constexprs)] == [kernel.arg_names[n] for n in kernel.constexprs], list(named)
+        _LAUNCHED[key] = made
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

@@ -37,6 +37,11 @@ class Scaling(ABC):
         """What the turned columns are multiplied by, in q and in k ("attention scaling" in transformers)."""
         return 1.0
 
+    @property
+    def reads_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return False
+
     def fit(self, rotated: int) -> None:  # noqa: B027  most scalings fit any number of columns
         """Raise ValueError if the scaling cannot apply to `rotated` turned columns."""
 
@@ -86,6 +91,10 @@ class DynamicNTK(Scaling):
     def fit(self, rotated: int) -> None:  # noqa: D102
         if rotated < 4:  # the exponent R/(R − 2) has no value for 2
             raise ValueError(f"DynamicNTK needs at least 4 turned columns, got {rotated}")
+
+    @property
+    def reads_length(self) -> bool:  # noqa: D102
+        return True
 
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         pairs = exponents.shape[0]
@@ -245,6 +254,10 @@ class LongRope(Scaling):
                 f"got {len(self.short)} and {len(self.long)}"
             )
 
+    @property
+    def reads_length(self) -> bool:  # noqa: D102
+        return True
+
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         short, long = (torch.tensor(s, dtype=exponents.dtype, device=exponents.device) for s in (self.short, self.long))
         return 1.0 / (torch.where(length > self.original, long, short) * base**exponents)
@@ -372,17 +385,31 @@ class Rotary:
         turned = (torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)).to(x.dtype)
         return turned if self.width == self.dim else torch.cat([turned, x[..., self.width :]], -1)
 
-    def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Angles:
+    def angles(
+        self, positions: Tensor, dtype: torch.dtype = torch.float32, frequencies: Tensor | None = None
+    ) -> Angles:
         """Cosine and sine of every angle at these positions, (N,) or (B, N), times the magnitude.
 
         >>> Rotary(4).angles(torch.arange(3)).cos.shape
         torch.Size([3, 2])
+
+        frequencies: what `fixed_frequencies` gave, where one has it; computed otherwise.
         """
-        scaled = self.scaling is not None and positions.numel() > 0
-        length = positions.long().max() + 1 if scaled else 0  # widened: 255 + 1 is 0 in uint8
-        frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
+        if frequencies is None:
+            scaled = self._reads_length and positions.numel() > 0
+            length = positions.long().max() + 1 if scaled else 0  # widened: 255 + 1 is 0 in uint8
+            frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
         angles = positions.to(dtype).unsqueeze(-1) * frequencies  # (…, N, R/2)
-        return Angles(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
+        cos, sin = angles.cos(), angles.sin()
+        return Angles(cos, sin) if self.magnitude == 1 else Angles(cos * self.magnitude, sin * self.magnitude)
+
+    def fixed_frequencies(self, device: torch.device) -> Tensor | None:
+        """The frequencies in fp32; None if they depend on the length of the text."""
+        return None if self._reads_length else self.frequencies(device=device)
+
+    @property
+    def _reads_length(self) -> bool:
+        return self.scaling is not None and self.scaling.reads_length
 
     def _check(self, x: Tensor, positions: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:

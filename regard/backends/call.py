@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -185,8 +185,7 @@ def as_given(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-@dataclass(frozen=True)
-class TileDropout:
+class TileDropout(NamedTuple):  # torch.compile before 2.13 loses the attributes of a frozen dataclass
     """Dropout of weights that are computed tile by tile, forward and again backward: the same for a tile each time."""
 
     rate: float

@@ -81,21 +81,21 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
 def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor]:
     from regard.backends.short_kernels import attend
 
-    call = call.in_torch()
     q, k, v = (rows_together(x.detach()) for x in (call.q, call.k, call.v))
     batch, heads, nq, nk = call.sizes
-    out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
+    tokens = q.new_empty(batch, nq, heads, v.shape[-1])  # as the layer after it reads it
+    out = tokens.transpose(1, 2)
     lse = q.new_empty((batch, heads, nq) if with_lse else 1, dtype=torch.float32)
     if 0 in call.sizes or 0 in out.shape:
         return out.zero_(), lse.fill_(-inf)
-    bias, mask = cells_of_bias(call), cells_of_mask(call)
+    bias, mask, traced = cells_of_bias(call), cells_of_mask(call), torch.compiler.is_compiling()
     bias = None if bias is None else bias.detach()
-    mask = None if mask is None else mask.view(torch.uint8)
+    if mask is not None:
+        mask = mask.to(torch.uint8) if traced else mask.view(torch.uint8)  # torch.compile has no such view
     block_q = min(BLOCK_Q, _power(nq))
-    traced = torch.compiler.is_compiling()
     with nullcontext() if traced else current(call.device):
         attend[(batch * heads, -(-nq // block_q))](
-            q, k, v, out, lse, lse if bias is None else bias, lse if mask is None else mask,
+            q, k, v, tokens, lse, lse if bias is None else bias, lse if mask is None else mask,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *_steps(bias), *_steps(mask),
             heads, heads // k.shape[1], nq, nk, call.scale,
             D=q.shape[-1], DV=v.shape[-1], WIDTH=_power(q.shape[-1]), WIDTH_V=_power(v.shape[-1]),

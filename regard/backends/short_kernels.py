@@ -54,7 +54,7 @@ def attend(
     if HAS_MASK:
         cells = CELLS + b * cells_b + h * cells_h + i[:, None] * cells_i + j[None, :] * cells_j
         seen = tl.load(cells, mask=there, other=0) != 0
-    s = _dot(q, tl.trans(k), IEEE) * (scale * LOG2E)
+    s = _dot(q, tl.trans(k), IEEE) * (tl.cast(scale, tl.float32) * LOG2E)  # torch.compile gives scale in fp64
     if HAS_BIAS:
         added = BIAS + b * bias_b + h * bias_h + i[:, None] * bias_i + j[None, :] * bias_j
         s += tl.load(added, mask=there, other=0.0).to(tl.float32) * LOG2E

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, rows_together
-from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
+from regard.devices import ALIGNED, ROUNDED_ONCE, current, no_triton, power_of_two
 from regard.masks.mask import keep, leaves
 from regard.masks.tiles import TileLists, Tiles
 
@@ -23,7 +23,6 @@ LOG2E = log2(e)
 MOST_HEADS = 65535  # CUDA's limit for the second axis of a grid
 MOST_TILES = 1 << 27  # in the table that is made while they are listed
 WARPS = 4  # of a program
-ALIGNED = 16  # bytes, of which an address is a multiple where the kernels load many numbers at once
 SIDES = (64, 32, 16)  # of a tile; 16 is what the product of two tiles needs
 WIDEST = 128  # head size whose tiles fit into a core
 SPARSE = 0.25  # share of the tiles that is visible, up to which the kernels are taken for any length

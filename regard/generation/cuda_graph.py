@@ -94,7 +94,7 @@ class CapturedStep:
     """The captured step of one state."""
 
     def __init__(self, tower: Tower, head: LanguageHead, state: ModelState) -> None:
-        self.buffers = cuda_step.StepBuffers.of(state)
+        self.buffers = cuda_step.StepBuffers.of(state, tower.rotary)
         self.device, self.at = self.buffers.at.device, len(state)
         with current(self.device):
             self.stream, self.thread = torch.cuda.current_stream(), threading.get_ident()

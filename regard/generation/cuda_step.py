@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.devices import ROUNDED_ONCE, overlapping, power_of_two
+from regard.devices import ROUNDED_ONCE, launch, overlapping, power_of_two
 from regard.nn.attention import FixedCache, MultiHeadAttention
 from regard.nn.blocks import Block, LanguageHead, Tower
 from regard.nn.projections import untouched
@@ -40,7 +40,7 @@ class StepBuffers:
     """What a step reads and writes, always at the same addresses.
 
     tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
-    left: (B·Hkv,) zeros, by which `attend` counts its programs.
+    left: (B·Hkv,) zeros, by which `attend` counts its programs.  frequencies: of the angles, (R/2,), if they are fixed.
     """
 
     tokens: Tensor
@@ -49,9 +49,10 @@ class StepBuffers:
     left: Tensor
     keys: tuple[Tensor, ...]  # (B, Hkv, room, D) for each depth
     values: tuple[Tensor, ...]
+    frequencies: Tensor | None
 
     @classmethod
-    def of(cls, state: ModelState) -> StepBuffers:
+    def of(cls, state: ModelState, rotary: Rotary | None) -> StepBuffers:
         """The buffers of a state that has read its prompt."""
         rooms = [cast(FixedCache, cache).room for cache in state.caches]
         k = rooms[0][0]
@@ -59,7 +60,8 @@ class StepBuffers:
         at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
         start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
         left = at.new_zeros(k.shape[0] * k.shape[1])
-        return cls(tokens, at, start, left, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
+        frequencies = None if rotary is None else rotary.fixed_frequencies(k.device)
+        return cls(tokens, at, start, left, tuple(k for k, _ in rooms), tuple(v for _, v in rooms), frequencies)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -119,7 +121,7 @@ def step(tower: Tower, head: LanguageHead, buffers: StepBuffers) -> Tensor:
     x = tower.embed(buffers.tokens.unsqueeze(1), positions).squeeze(1)  # (B, d)
     angles = None
     if tower.rotary is not None:
-        angles = tower.rotary.angles(positions)
+        angles = tower.rotary.angles(positions, frequencies=buffers.frequencies)
     for block, k, v in zip(tower.depth, buffers.keys, buffers.values, strict=True):
         x = _block(block, x, k, v, angles, buffers)
     weight = tower.embed.tokens.weight if head.words is None else head.words.weight
@@ -166,14 +168,15 @@ def project(
 
     rows, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     out = x.new_empty(1, rows)
-    gain = x if norm is None else norm.weight
+    gain: Any = x if norm is None else norm.weight
     tall = 2 * ROWS if rows >= MANY_ROWS and not gated else ROWS
-    cuda_kernels.project[((rows + tall - 1) // tall,)](
-        x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out,
-        rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
+    launch(
+        cuda_kernels.project, ((rows + tall - 1) // tall, 1, 1),
+        (x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out),
+        (rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype)),
         NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=tall,
-        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_options(x.device),
+        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), **_options(x.device, 4),
     )  # fmt: skip
     return out
 
@@ -211,21 +214,22 @@ def attend(
     sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
     out = qkv.new_empty(batch, heads * head_dim)
-    group, options = heads // kv_heads, _options(qkv.device)
+    group, stages = heads // kv_heads, _stages(k, chunk)
     few = power_of_two(pieces) if max(pieces, group) <= FEW else 0
-    cuda_kernels.attend[(batch * kv_heads, pieces)](
-        qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, buffers.left, out,
-        heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
+    launch(
+        cuda_kernels.attend, (batch * kv_heads, pieces, 1),
+        (qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, buffers.left, out),
+        (heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale),
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
-        PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, STAGES=_stages(k, chunk),
-        BLOCK=max(16, power_of_two(head_dim)), FEW=few, num_warps=4, **options,
+        PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, STAGES=stages,
+        BLOCK=max(16, power_of_two(head_dim)), FEW=few, **_options(qkv.device, 8 if stages == 1 else 4),
     )  # fmt: skip
-    if few:
-        return out
-    cuda_kernels.combine[(batch * heads,)](
-        sums, most, total, buffers.start, buffers.at, out, heads, head_dim, pieces,
-        CHUNK=chunk, SOME=min(SOME, power_of_two(pieces)), BLOCK=power_of_two(head_dim), num_warps=4, **options,
-    )  # fmt: skip
+    if not few:
+        launch(
+            cuda_kernels.combine, (batch * heads, 1, 1),
+            (sums, most, total, buffers.start, buffers.at, out), (heads, head_dim, pieces),
+            CHUNK=chunk, SOME=min(SOME, power_of_two(pieces)), BLOCK=power_of_two(head_dim), **_options(qkv.device, 4),
+        )  # fmt: skip
     return out
 
 
@@ -248,10 +252,10 @@ def _stages(k: Tensor, chunk: int) -> int:
     return max(1, min(STAGES, 4 * memory // (5 * tile)))  # a fifth is for the rest
 
 
-def _options(device: torch.device) -> dict[str, bool]:
-    """Of every launch; where the device can, it may begin before the last one has ended."""
-    overlap = {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
-    return overlap | ROUNDED_ONCE
+def _options(device: torch.device, warps: int) -> dict[str, Any]:
+    """The last constant and the options of a launch; it may begin before the one ahead has ended, where that works."""
+    overlap = overlapping(device)
+    return {"OVERLAP": overlap, "num_warps": warps, **({"launch_pdl": True} if overlap else {}), **ROUNDED_ONCE}
 
 
 def _has_kernel(norm: nn.Module) -> bool:

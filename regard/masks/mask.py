@@ -383,7 +383,8 @@ class Mask(Rule):
 
     def varies(self) -> tuple[int, int]:
         """Compute `leading`: the first two axes of every tensor field."""
-        values = [getattr(self, field.name) for field in fields(self)]  # torch.compile cannot read vars() before 2.13
+        # Not vars(self), which torch.compile cannot read before torch 2.13.
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
         shapes = [v.shape for v in values if isinstance(v, Tensor)]
         if len(shapes) <= 1:
             return (shapes[0][0], shapes[0][1]) if shapes else (1, 1)

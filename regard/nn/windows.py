@@ -76,7 +76,8 @@ class Windows:
         return y.reshape(-1, len(self.order), y.shape[-1]).index_select(1, self.back)
 
 
-@torch.compiler.assume_constant_result  # traced, the indices would be computed anew in every kernel that uses them
+# Traced, the indices would be computed anew in every kernel that uses them.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _tables(
     rows: int, columns: int, all_rows: int, all_columns: int, side: int, shift: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,7 +71,7 @@ def steps(model: TextModel, ids: Tensor, mask: Tensor | None, new: Tensor, *, by
     _, state = model.begin(ids, mask, length=ids.shape[1] + new.shape[1])
     if not by_kernels:
         return torch.stack([model.extend(state, column[:, None])[:, 0] for column in new.T])
-    steady = cuda_step.StepBuffers.of(state)
+    steady = cuda_step.StepBuffers.of(state, model.tower.rotary)
     made = []
     for column in new.T:
         steady.tokens.copy_(column)
@@ -230,7 +230,7 @@ def test_steps_have_one_form_where_their_kernels_do(tmp_path):
 
     def form(batch, room):
         ids, mask = prompt(batch, 5, padded=False)
-        return cuda_step.StepBuffers.of(model.begin(ids, mask, length=room)[1]).form
+        return cuda_step.StepBuffers.of(model.begin(ids, mask, length=room)[1], model.tower.rotary).form
 
     assert form(1, 9) == form(1, cuda_step.CHUNKS[0] - 1)
     assert form(1, 9) != form(1, 16)  # a room that 16 divides has loads of its own

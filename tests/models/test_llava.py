@@ -310,7 +310,7 @@ def test_steps_after_pictures_are_those_of_the_kernels_for_one_row(tmp_path):
     _, state = model.read_image(given["pixel_values"]).begin(given["input_ids"], given["attention_mask"], length=length)
     assert cuda_step.unsupported_reason(model.text.tower, model.text.head, torch.float32) is None
     assert state.padded_left
-    steady, made = cuda_step.StepBuffers.of(state), []
+    steady, made = cuda_step.StepBuffers.of(state, model.text.tower.rotary), []
     with nullcontext() if device == "cuda" else interpreted(cuda_kernels):
         for column in more.T:
             steady.tokens.copy_(column)
