@@ -274,9 +274,8 @@ def check_decoding_long(device: str) -> str:
 
     from regard.generation import cuda_step
 
-    with patch.object(cuda_step, "CHUNKS", (16, 64)), patch.object(cuda_step, "PROGRAMS", 1):
-        with patch.object(cuda_step, "FEW", 0):
-            return check_decoding(device, "LLaMA", 8)
+    with patch.multiple(cuda_step, CHUNKS=(16, 128), PROGRAMS=1, FEW=0):
+        return check_decoding(device, "LLaMA", 8)
 
 
 def check_llava(device: str) -> str:
