@@ -168,9 +168,17 @@ def check_short(device: str) -> str:
             baseline = reference.run(call)
             wide = prepare(*(x.double() for x in (q, k, v)), mask=mask, bias=table.double().bias(q, 1.0))
             truth = reference.run(wide)
-        for name, out in found.items():
-            assert_rule(out, baseline, truth, what=f"windows, {dtype}, {name}")
-            ran += 1
+        q = torch.randn(1, 2, 40, 32, device=device)
+    low = torch.full((1, 1, 40, 40), torch.finfo(torch.float32).min, device=device)
+    for bias in (low, low.triu(1), -low.triu(1)):  # near the limits of fp32
+        with torch.no_grad():
+            found["limits"] = regard.attention(q, q, q, bias=bias, backend="short")
+        torch.testing.assert_close(
+            found.pop("limits"), reference.run(prepare(q, q, q, bias=bias)), rtol=1e-3, atol=1e-4
+        )
+    for name, out in found.items():
+        assert_rule(out, baseline, truth, what=f"windows, {dtype}, {name}")
+        ran += 1
     return f"{ran} calls"
 
 
@@ -275,6 +283,8 @@ def check_decoding_long(device: str) -> str:
     from regard.generation import cuda_step
 
     with patch.multiple(cuda_step, CHUNKS=(16, 128), PROGRAMS=1, FEW=0):
+        check_decoding(device, "LLaMA", 8)
+    with patch.multiple(cuda_step, CHUNKS=(64, 16), PROGRAMS=1, TILE=16):  # many programs, some with padding alone
         return check_decoding(device, "LLaMA", 8)
 
 

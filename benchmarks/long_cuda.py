@@ -107,7 +107,10 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
     bench = Bench(BASE if given.device == "cuda" else TINY, given.device, given.rounds, given.profile)
-    note = f"transformers {transformers.__version__}. Ratio = their time ÷ ours; growth = time ÷ twice that of half."
+    note = (
+        f"transformers {transformers.__version__}. Ratio = their time ÷ ours; growth = time ÷ twice that of half. "
+        "Captured: ours as a CUDA graph, with roles made before; theirs cannot be captured, and is not."
+    )
     title = heading("long texts", given.device, note)
     print(title, flush=True)
     sections = [text for name, part in PARTS.items() if given.part in ("all", name) for text in part(bench)]

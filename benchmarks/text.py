@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import transformers
-from peers import HEADERS, Run, by_turns, compared, generated, generation_times, on_device, theirs_on_device
+from peers import HEADERS, Run, by_turns, compared, generated, on_device, theirs_on_device
 from timing import cuda_time, heading, section, write
 from torch import Tensor
 
@@ -177,38 +177,26 @@ def llama_1b() -> Any:
     return transformers.LlamaConfig(**LLAMA_1B)
 
 
+@torch.inference_mode()
 def context_on_cuda(rounds: int = 3) -> str:
     """LLaMA 1B, batch 1: what a token takes after prompts of 1k, 16k and 64k, and how fast keys and values are read."""
     config = llama_1b()
-    config.pad_token_id, config.eos_token_id = 0, None
     model = on_device(config, "text-generation")
     weights = sum(p.nbytes for p in model.parameters())
     head_dim = config.hidden_size // config.num_attention_heads
-    per_position = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # bytes
-    some, more = 64, 256
+    a_position = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # bytes of keys and values
+    token = torch.randint(5, config.vocab_size, (1,), device="cuda")
     rows: list[list[str]] = []
-    short = 0.0
+    of_shortest = (0.0, 0)  # seconds, bytes
     for n in (1024, 16384, 65536):
         ids = torch.randint(5, config.vocab_size, (1, n), device="cuda")
-        runs = {new: partial(generate, model, ids, None, max_new_tokens=new, pad_token_id=0) for new in (some, more)}
-        taken = {
-            new: statistics.median(generation_times(f"{n} + {new}", lambda r=run: r().ids, new, rounds))
-            for new, run in runs.items()
-        }
-        token = (taken[more] - taken[some]) / (more - some)
-        cache = per_position * (n + (some + more) // 2)
-        short = short or token
-        alone = f"{(cache - per_position * 1024) / (token - short) / 1e12:.2f}" if token > short else ""
-        rows.append(
-            [
-                f"{n:,}",
-                f"{token * 1e3:.3f}",
-                f"{1 / token:.0f}",
-                f"{cache / 1e6:.0f}",
-                f"{(weights + cache) / token / 1e12:.2f}",
-                alone,
-            ]
-        )
+        _, state = model.begin(ids, None, length=n + 64 * (rounds + 1))
+        times = [cuda_time(partial(model.step, state, token), 64) for _ in range(rounds + 1)][1:]
+        seconds, read = statistics.median(times), a_position * (n + 32 * (rounds + 2))
+        of_shortest = of_shortest if rows else (seconds, read)
+        alone = f"{(read - of_shortest[1]) / (seconds - of_shortest[0]) / 1e12:.2f}" if rows else ""
+        speed = f"{(weights + read) / seconds / 1e12:.2f}"
+        rows.append([f"{n:,}", f"{seconds * 1e3:.3f}", f"{1 / seconds:.0f}", f"{read / 1e6:.0f}", speed, alone])
     headers = ["prompt", "ms a token", "tok/s", "keys and values MB", "all bytes, TB/s", "keys and values alone, TB/s"]
     return section("decoding after long prompts, LLaMA 1B shape, bf16, batch 1", headers, rows)
 
@@ -218,7 +206,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int, batch: in
     config.pad_token_id, config.eos_token_id = 0, None
     ids = torch.randint(5, config.vocab_size, (batch, length), device="cuda")
     ours = on_device(config, "text-generation")
-    read = partial(ours, ids)
+    read = partial(ours.begin, ids, None, length=length + NEW)
     runs: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: generate(ours, ids, None, max_new_tokens=NEW, pad_token_id=0).ids,
         **their_generations(theirs_on_device(architecture, config), ids),
@@ -235,7 +223,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int, batch: in
         rows.append([kind, f"{speed:.0f}", spread, f"{read_speed:.2f}", f"{peer / seconds[kind]:.2f}"])
     with torch.inference_mode():
         prompt = cuda_time(read, 5)
-    headers = ["", "tok/s", "spread", "weights read, TB/s", "÷ best of transformers"]
+    headers = ["", "tok/s", "spread", "weights read, TB/s", "÷ best of those of transformers"]
     ours_reads = f"our prompt takes {prompt * 1e3:.1f} ms"
     title = f"generation, {name} shape, bf16, batch {batch}, {NEW} tokens after {length}; {ours_reads}"
     return section(title, headers, rows)

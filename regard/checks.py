@@ -151,8 +151,8 @@ def reading_waits(x: Tensor) -> bool:
 
 
 def being_captured(x: Tensor) -> bool:
-    """Whether operations on a tensor go into a CUDA graph, during which nobody may wait for the device."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether operations on a tensor go into a CUDA graph, during which the host may not synchronize."""
+    return x.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
 def may_read(x: Tensor, *, training: bool) -> bool:

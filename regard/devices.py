@@ -1,4 +1,4 @@
-"""Launching Triton kernels: whether triton is there, the current device, powers of two.
+"""Launching Triton kernels, and what it takes: whether triton is there, the current device, powers of two.
 
 torch's own operations run where their tensors are; Triton's launches, streams and graphs on the current CUDA device.
 """
@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ALIGNED", "ROUNDED_ONCE", "current", "driver_version", "launch", "no_triton", "overlapping", "power_of_two"]
+__all__ = [
+    "ALIGNED",
+    "ROUNDED_ONCE",
+    "current",
+    "driver_version",
+    "launch",
+    "no_triton",
+    "overlapping",
+    "power_of_two",
+]
 
 ROUNDED_ONCE = {"enable_fp_fusion": True}
 """Given to each launch: a product and the sum it goes into are rounded once. Triton 3.10 will change its default."""
@@ -24,7 +33,7 @@ ROUNDED_ONCE = {"enable_fp_fusion": True}
 ALIGNED = 16  # bytes, of which an address is a multiple where a kernel loads many numbers at once
 
 _LAUNCHED: dict[Any, Any] = {}
-"""Compiled kernels, by all that Triton compiles a kernel for."""
+"""Compiled kernels, by all that Triton compiles a kernel for; as many as Triton keeps itself, and as long."""
 
 
 def launch(
@@ -33,27 +42,29 @@ def launch(
     """Launch a Triton kernel on the current device.
 
     Triton looks at each argument for what to compile, which takes longer than a short kernel runs; the second launch of
-    a kind is found here by its key instead. Tensors that do not begin on `ALIGNED` bytes always go through Triton.
+    a kind is found here by its key instead. Tensors that do not begin on `ALIGNED` bytes always go through Triton, and
+    all launches on AMD's GPUs, where it looks at more.
 
     Args:
         kernel: a function whose arguments are tensors, then numbers, then constants.
         grid: programs along each axis.
         tensors: the first arguments.
-        numbers: those that follow.
+        numbers: those that follow, each an int or a float in all calls.
         named: the constants, in the order of the arguments, and after them Triton's options.
     """
-    address = 0
+    unaligned = 0
     for x in tensors:
-        address |= x.data_ptr()
+        unaligned |= x.data_ptr() % ALIGNED
+    by_triton = unaligned or torch.version.hip is not None
     # What Triton compiles for: 1 becomes a constant, and a multiple of 16 keeps addresses aligned.
-    kinds = [(n == 1, n % 16 == 0, abs(n) < 1 << 31) if type(n) is int else None for n in numbers]
-    key = (id(kernel), tensors[0].device, *[x.dtype for x in tensors], *kinds, *named.values())
-    made = None if address % ALIGNED else _LAUNCHED.get(key)
+    specializations = [(n == 1, n % 16 == 0, abs(n) < 1 << 31) if type(n) is int else None for n in numbers]
+    key = (id(kernel), tensors[0].device, *[x.dtype for x in tensors], *specializations, *named.values())
+    made = None if by_triton else _LAUNCHED.get(key)
     if made is not None:
         made[grid](*tensors, *numbers, *list(named.values())[: len(kernel.constexprs)])
         return
     made = kernel[grid](*tensors, *numbers, **named)
-    if made is not None and not address % ALIGNED:  # Triton's interpreter gives None
+    if made is not None and not by_triton:  # Triton's interpreter gives None
         assert list(named)[: len(kernel.constexprs)] == [kernel.arg_names[n] for n in kernel.constexprs], list(named)
         _LAUNCHED[key] = made
 

@@ -40,7 +40,7 @@ class Scaling(ABC):
     @property
     def reads_length(self) -> bool:
         """Whether the frequencies depend on the length of the text."""
-        return False
+        return True
 
     def fit(self, rotated: int) -> None:  # noqa: B027  most scalings fit any number of columns
         """Raise ValueError if the scaling cannot apply to `rotated` turned columns."""
@@ -60,6 +60,10 @@ class LinearScaling(Scaling):
 
     def __post_init__(self) -> None:
         above_zero("factor", self.factor)
+
+    @property
+    def reads_length(self) -> bool:  # noqa: D102
+        return False
 
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         return 1.0 / base**exponents / self.factor
@@ -91,10 +95,6 @@ class DynamicNTK(Scaling):
     def fit(self, rotated: int) -> None:  # noqa: D102
         if rotated < 4:  # the exponent R/(R − 2) has no value for 2
             raise ValueError(f"DynamicNTK needs at least 4 turned columns, got {rotated}")
-
-    @property
-    def reads_length(self) -> bool:  # noqa: D102
-        return True
 
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         pairs = exponents.shape[0]
@@ -158,6 +158,10 @@ class Yarn(Scaling):
             return 0.1 * growth + 1.0
         return (0.1 * self.mscale * growth + 1.0) / (0.1 * self.mscale_all_dim * growth + 1.0)
 
+    @property
+    def reads_length(self) -> bool:  # noqa: D102
+        return False
+
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         plain = 1.0 / base**exponents
         rotated = 2 * exponents.shape[0]
@@ -197,6 +201,10 @@ class Llama3(Scaling):
         check_int("original", self.original, 1)
         if self.low >= self.high:
             raise ValueError(f"low must be below high, got low={self.low}, high={self.high}")
+
+    @property
+    def reads_length(self) -> bool:  # noqa: D102
+        return False
 
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         plain = 1.0 / base**exponents
@@ -253,10 +261,6 @@ class LongRope(Scaling):
                 f"LongRope needs {rotated // 2} numbers in short and in long for {rotated} turned columns, "
                 f"got {len(self.short)} and {len(self.long)}"
             )
-
-    @property
-    def reads_length(self) -> bool:  # noqa: D102
-        return True
 
     def frequencies(self, base: float, exponents: Tensor, length: Tensor) -> Tensor:  # noqa: D102
         short, long = (torch.tensor(s, dtype=exponents.dtype, device=exponents.device) for s in (self.short, self.long))

@@ -48,7 +48,7 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ALSO = {(a, b) for a in ("models", "generation", "tasks") for b in ("models", "generation", "tasks")}
 
 ONLY = {"costs": {"locale", "tables"}}  # a cost is counted without running anything
-SHARED_BY_BACKENDS = ("call", "sparse_kernels", "sparse_gpu")  # each imports only those before it
+SHARED_BY_BACKENDS = ("call", "sparse_kernels", "sparse_gpu", "short_kernels")  # each imports only those before it
 
 PUBLIC = [
     "FixedCache",

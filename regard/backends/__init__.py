@@ -13,6 +13,7 @@ and `run(call)`. All agree with `reference` under the numeric rule of `regard.te
     flex       yes  FlexAttention, unfused on the CPU: builds N×N
     reference  yes  the definition, in torch; builds N×N
     sdpa       no   torch's SDPA has no softcap
+    short      no   its kernel runs on cuda, and q is on cpu
 """
 
 from __future__ import annotations
@@ -88,33 +89,38 @@ def _name(module: ModuleType) -> str:
 
 def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
-    if call.device.type == "cuda":
-        return _ranked_on_cuda(call)
+    if call.device.type != "cuda":
+        return (*_ranked_elsewhere(call), "short")
+    order, (_, _, nq, nk) = _ranked_on_cuda(call), call.sizes
+    quick = nq * nk <= SMALL and not call.dropout and sdpa.plain(call) is None and short.pays(call)
+    return ("short", *order) if quick else (*order, "short")
+
+
+def _ranked_elsewhere(call: Call) -> tuple[str, ...]:
     if _dense_pays(call):
-        return ("sdpa", "tiled", "sparse", "flex", "short", "reference")
+        return ("sdpa", "tiled", "sparse", "flex", "reference")
     if call.mask is None or _share(call) > DENSE_FROM:
-        return ("tiled", "sparse", "sdpa", "flex", "short", "reference")
-    return ("sparse", "tiled", "sdpa", "flex", "short", "reference")
+        return ("tiled", "sparse", "sdpa", "flex", "reference")
+    return ("sparse", "tiled", "sdpa", "flex", "reference")
 
 
 def _ranked_on_cuda(call: Call) -> tuple[str, ...]:
     if sdpa.plain(call) is not None:
-        return ("sdpa", "flex", "tiled", "sparse", "short", "reference")
+        return ("sdpa", "flex", "tiled", "sparse", "reference")
     if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
         dense = call.mask is None or _cells(call) <= MOST_DENSE
-        return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "short", "reference")
+        return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
     # A kernel takes seconds to compile, a small dense mask no time. What SDPA cannot do, as Swin's bias in training, is
     # a product of small matrices, which would be bound by launches if it were done tile by tile.
     if call.sizes[2] * call.sizes[3] <= SMALL:
-        first = ("short", "sdpa") if short.pays(call) else ("sdpa", "short")
         if prod(call.sizes) <= FEW_CELLS:
-            return (*first, "reference", "tiled", "sparse", "flex")
-        return (*first, "tiled", "sparse", "flex", "reference")
+            return ("sdpa", "reference", "tiled", "sparse", "flex")
+        return ("sdpa", "tiled", "sparse", "flex", "reference")
     if call.sizes[2] < FEW_QUERIES:
-        return ("sdpa", "flex", "tiled", "sparse", "short", "reference")
+        return ("sdpa", "flex", "tiled", "sparse", "reference")
     if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):
-        return ("sparse", "flex", "sdpa", "tiled", "short", "reference")
-    return ("flex", "sdpa", "tiled", "sparse", "short", "reference")
+        return ("sparse", "flex", "sdpa", "tiled", "reference")
+    return ("flex", "sdpa", "tiled", "sparse", "reference")
 
 
 def _dense_pays(call: Call) -> bool:

@@ -231,7 +231,9 @@ class BiasGradient:
 
 
 def rows_together(x: Tensor) -> Tensor:
-    """x, copied only where the numbers of a token are not contiguous, as kernels read them."""
+    """x, copied only where the numbers of a token are not as kernels read them: contiguous, and no negated view."""
+    if not torch.compiler.is_compiling() and x.is_neg():
+        x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -1,6 +1,6 @@
 """Attention of short sequences as a Triton kernel: a program holds all keys and values of a head at once.
 
-Numbers are fp32, scores in units of log₂. The kernel knows pointers and sizes: neither torch, nor masks.
+Numbers are fp32. The kernel knows pointers and sizes: neither torch, nor masks.
 """
 # ruff: noqa: N803
 # mypy: ignore-errors
@@ -42,9 +42,11 @@ def attend(
 
     BIAS is added to the scores, CELLS is 0 where a key is hidden; their strides are 0 along axes that are shared.
     """
-    which = tl.program_id(0)
-    b, h = (which // heads).to(tl.int64), (which % heads).to(tl.int64)
-    i, j = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+    which = tl.program_id(0).to(tl.int64)
+    b, h = which // heads, which % heads
+    # In 64 bits: a row times its stride may not fit into 32.
+    i = tl.program_id(1).to(tl.int64) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    j = tl.arange(0, BLOCK_K).to(tl.int64)
     kv_head = h // group
     q = _rows(Q + b * q_b + h * q_h, i, nq, q_n, WIDTH, D)
     k = _rows(K + b * k_b + kv_head * k_h, j, nk, k_n, WIDTH, D)
@@ -54,19 +56,19 @@ def attend(
     if HAS_MASK:
         cells = CELLS + b * cells_b + h * cells_h + i[:, None] * cells_i + j[None, :] * cells_j
         seen = tl.load(cells, mask=there, other=0) != 0
-    s = _dot(q, tl.trans(k), IEEE) * (tl.cast(scale, tl.float32) * LOG2E)  # torch.compile gives scale in fp64
+    s = _dot(q, tl.trans(k), IEEE) * tl.cast(scale, tl.float32)  # torch.compile gives the scale in fp64
     if HAS_BIAS:
         added = BIAS + b * bias_b + h * bias_h + i[:, None] * bias_i + j[None, :] * bias_j
-        s += tl.load(added, mask=there, other=0.0).to(tl.float32) * LOG2E
+        s += tl.load(added, mask=there, other=0.0).to(tl.float32)
     s = tl.where(seen, s, float("-inf"))
     most = tl.max(s, 1)
     base = tl.where(most == float("-inf"), 0.0, most)  # a row that sees nothing
-    p = tl.exp2(s - base[:, None])
+    p = tl.exp2((s - base[:, None]) * LOG2E)  # of differences: scores near fp32's limit would overflow in units of log₂
     total = tl.sum(p, 1)
     out = _dot(p.to(v.dtype), v, IEEE) / tl.where(total == 0.0, 1.0, total)[:, None]
     d = tl.arange(0, WIDTH_V)
     out_at = OUT + b * out_b + h * out_h + i[:, None] * out_n + d[None, :]
     tl.store(out_at, out.to(OUT.dtype.element_ty), mask=(i[:, None] < nq) & (d[None, :] < DV))
     if WANT_LSE:
-        lse = tl.where(total == 0.0, float("-inf"), (base + tl.log2(total)) / LOG2E)
-        tl.store(LSE + which.to(tl.int64) * nq + i, lse, mask=i < nq)
+        lse = tl.where(total == 0.0, float("-inf"), base + tl.log2(total) / LOG2E)
+        tl.store(LSE + which * nq + i, lse, mask=i < nq)

@@ -152,7 +152,7 @@ def older(CACHE, cells, start, first, end, d, head_dim, TILE: tl.constexpr):
 
 @triton.jit
 def attend(
-    QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, LEFT, OUT,
+    QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, FINISHED, OUT,
     q_heads, kv_heads, head_dim, width, room, pieces, scale,
     TURN: tl.constexpr, INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, OVERLAP: tl.constexpr,
@@ -165,8 +165,8 @@ def attend(
     SUMS (B·H, pieces, D), and most and Σ e^(s − most) in MOST and TOTAL (B·H, pieces), in units of log₂. Of few keys,
     the first tile is read before the kernels before this one have ended; of many, STAGES tiles are on their way.
 
-    FEW: not 0, if at least `pieces`: then nobody need `combine`. LEFT (B·Hkv), all 0 between kernels, counts the
-    programs of a key head that have ended, and the last one makes OUT (B·H, D) of what all have left.
+    FEW: 0, or a power of two of at least `pieces`: then the last program of a key head to finish makes OUT (B·H, D) of
+    what all have left, and `combine` is not launched. FINISHED (B·Hkv) counts them, and is 0 between kernels.
     """
     pair, piece = tl.program_id(0), tl.program_id(1)  # pair: text and key head
     text, kv_head = pair // kv_heads, pair % kv_heads
@@ -226,15 +226,15 @@ def attend(
     if FEW > 0:
         ran = last // CHUNK - first // CHUNK + 1
         tl.debug_barrier()  # all threads have stored theirs
-        if tl.atomic_add(LEFT + pair, 1, sem="acq_rel") == ran - 1:
-            tl.store(LEFT + pair, 0)
+        if tl.atomic_add(FINISHED + pair, 1, sem="acq_rel") == ran - 1:
+            tl.store(FINISHED + pair, 0)
             head = text * q_heads + kv_head * GROUP + g
-            combined = together(SUMS, MOST, TOTAL, head, g < GROUP, first // CHUNK, ran, pieces, d, head_dim, FEW)
-            tl.store(OUT + head[:, None] * head_dim + d, combined, mask=inside)
+            out = combined(SUMS, MOST, TOTAL, head, g < GROUP, first // CHUNK, ran, pieces, d, head_dim, FEW)
+            tl.store(OUT + head[:, None] * head_dim + d, out, mask=inside)
 
 
 @triton.jit
-def together(SUMS, MOST, TOTAL, head, inside, begin, ran, pieces, d, head_dim, FEW: tl.constexpr):
+def combined(SUMS, MOST, TOTAL, head, inside, begin, ran, pieces, d, head_dim, FEW: tl.constexpr):
     """What was left of `ran` pieces from `begin` on, of at most FEW, into one result for each head, (PADDED, BLOCK)."""
     slot = head.to(tl.int64) * pieces + begin
     n = tl.arange(0, FEW)[None, :]

@@ -40,13 +40,13 @@ class StepBuffers:
     """What a step reads and writes, always at the same addresses.
 
     tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
-    left: (B·Hkv,) zeros, by which `attend` counts its programs.  frequencies: of the angles, (R/2,), if they are fixed.
+    finished: (B·Hkv,) zeros, by which `attend` counts its programs.  frequencies: of fixed angles, (R/2,).
     """
 
     tokens: Tensor
     at: Tensor
     start: Tensor
-    left: Tensor
+    finished: Tensor
     keys: tuple[Tensor, ...]  # (B, Hkv, room, D) for each depth
     values: tuple[Tensor, ...]
     frequencies: Tensor | None
@@ -59,9 +59,9 @@ class StepBuffers:
         tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
         at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
         start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
-        left = at.new_zeros(k.shape[0] * k.shape[1])
+        finished = at.new_zeros(k.shape[0] * k.shape[1])
         frequencies = None if rotary is None else rotary.fixed_frequencies(k.device)
-        return cls(tokens, at, start, left, tuple(k for k, _ in rooms), tuple(v for _, v in rooms), frequencies)
+        return cls(tokens, at, start, finished, tuple(k for k, _ in rooms), tuple(v for _, v in rooms), frequencies)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -215,10 +215,10 @@ def attend(
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
     out = qkv.new_empty(batch, heads * head_dim)
     group, stages = heads // kv_heads, _stages(k, chunk)
-    few = power_of_two(pieces) if max(pieces, group) <= FEW else 0
+    few = power_of_two(pieces) if max(pieces, group) <= FEW and torch.version.hip is None else 0
     launch(
         cuda_kernels.attend, (batch * kv_heads, pieces, 1),
-        (qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, buffers.left, out),
+        (qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, buffers.finished, out),
         (heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale),
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
         PADDED=max(16, power_of_two(group)), CHUNK=chunk, TILE=TILE, STAGES=stages,

@@ -457,23 +457,35 @@ class LongTextModel(TextModel):
     def _roles(self, input_ids: Tensor, attention_mask: Tensor | None, chosen: Tensor | Roles | None) -> Roles | None:
         """The roles of the tokens; None where all tokens have the same, without global ones and padding."""
         if isinstance(chosen, Roles):
-            chosen.fit(len(input_ids), 1, input_ids.shape[1], input_ids.shape[1])
-            if chosen.padded and attention_mask is None:
-                raise ValueError("these roles have padding: give the attention_mask, too, that they were made of")
+            self._check_roles(input_ids, attention_mask, chosen)
             return chosen
+        if being_captured(input_ids) and (chosen, attention_mask, self.choice) != (None, None, None):
+            raise ValueError(
+                "which tokens are global or padding is read on the host, and would not change with the CUDA graph's "
+                "inputs: make roles = Roles.of(attention_mask, global_attention_mask) once, from "
+                "regard.nn.sparse_attention, and give global_attention_mask=roles"
+            )
         if chosen is not None:
             chosen = self.booleans("global_attention_mask", chosen, input_ids.shape)
         elif self.choice is not None:
             chosen = self.choice(input_ids, attention_mask)
         elif attention_mask is not None:
             chosen = torch.zeros_like(attention_mask)
-        if chosen is not None and being_captured(chosen):
-            raise ValueError(
-                "which tokens are global or padding is read on the host, and would not change with the CUDA graph's "
-                "inputs: make roles = Roles.of(attention_mask, global_attention_mask) once, from "
-                "regard.nn.sparse_attention, and give global_attention_mask=roles"
-            )
         return None if chosen is None else Roles.of(attention_mask, chosen)
+
+    def _check_roles(self, input_ids: Tensor, attention_mask: Tensor | None, roles: Roles) -> None:
+        """Raise ValueError unless the roles were made of this attention mask."""
+        batch, n = input_ids.shape
+        roles.fit(batch, 1, n, n)
+        self.check_device("global_attention_mask", roles.tokens)
+        same = not roles.padded if attention_mask is None else True
+        if attention_mask is not None and may_read(attention_mask, training=self.training):
+            same = bool((attention_mask == roles.tokens).all())
+        if not same:
+            raise ValueError(
+                "the roles were made of another attention_mask: give both, Roles.of(attention_mask, …) and the "
+                "attention_mask itself, or neither"
+            )
 
 
 class AnswerHead(nn.Module):

@@ -59,7 +59,9 @@ class Windows:
         """
         side, shift = min(window, *grid), window // 2 if shifted and min(grid) > window else 0
         padded = PatchGrid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
-        order, back, regions = _tables(*grid, *padded, side, shift, device)
+        # int: while torch.compile traces with dynamic sizes, it then makes a graph for each size of image.
+        rows, columns, side, shift = int(grid.rows), int(grid.columns), int(side), int(shift)
+        order, back, regions = _tables(rows, columns, int(padded.rows), int(padded.columns), side, shift, device)
         mask = masks.documents(regions.repeat(batch, 1)) if shift else None
         return cls(grid, padded, side, order, back, mask)
 
@@ -76,8 +78,6 @@ class Windows:
         return y.reshape(-1, len(self.order), y.shape[-1]).index_select(1, self.back)
 
 
-# Traced, the indices would be computed anew in every kernel that uses them.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _tables(
     rows: int, columns: int, all_rows: int, all_columns: int, side: int, shift: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,6 +98,11 @@ def _tables(
     back = laid.roll((shift, shift), (0, 1))[:rows, :columns]
     ids = 3 * regions(all_rows).unsqueeze(-1) + regions(all_columns)
     return order.flatten(), back.flatten(), cut(ids)
+
+
+# Traced, the indices would be computed anew in every kernel that uses them. This is what
+# torch.compiler.assume_constant_result does, which would import the compiler.
+_tables._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=32)

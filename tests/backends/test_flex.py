@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import regard
 from regard import backends, masks
-from regard.backends import flex
+from regard.backends import flex, short
 from regard.backends.call import Call
 from regard.masks import EMPTY, FULL, PARTIAL
 from regard.masks import mask as rules
@@ -126,6 +126,7 @@ def test_further_lengths_share_one_kernel(monkeypatch):
 
 def test_explain_says_that_the_first_call_compiles(monkeypatch):
     monkeypatch.setattr(Call, "device", torch.device("cuda"))
+    monkeypatch.setattr(short, "_major", lambda device: 9)
     q = torch.zeros(1, 1, 600, 16)
     (said,) = [why for name, _, why in backends.explain(q, q, q, mask=masks.window(3, 0)).rows if name == "flex"]
     assert said == "FlexAttention, compiled at the first call (up to half a minute); blocks of 128, skips hidden blocks"

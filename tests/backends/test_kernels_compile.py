@@ -22,7 +22,7 @@ FLOATS, WHOLE = (
         "KEYS",
         "START",
         "AT",
-        "LEFT",
+        "FINISHED",
         "ORDER",
         "FULL_AT",
         "FULL",

@@ -91,6 +91,44 @@ def test_a_head_is_cut_into_blocks_of_queries() -> None:
     assert_rule(found, reference.run(prepare(q, k, v, mask=mask)), wide, what="139 queries")
 
 
+@pytest.mark.parametrize("far", [torch.finfo(torch.float32).min, 3e38], ids=["lowest", "highest"])
+def test_a_bias_near_the_limit_of_fp32(far: float) -> None:
+    q, k, v = (torch.randn(1, 2, 7, 8, device=DEVICE) for _ in range(3))
+    bias = torch.zeros(1, 1, 7, 7, device=DEVICE)
+    bias[..., 2], bias[..., 3, :] = far, far  # one key in all rows, and a whole row
+    found = regard.attention(q, k, v, bias=bias, backend="short")
+    torch.testing.assert_close(found, reference.run(prepare(q, k, v, bias=bias)))
+
+
+def test_negated_views_keep_their_sign() -> None:
+    (q, k, v), _ = windows()
+    bias = torch._neg_view(torch.randn(1, 2, 16, 16, device=DEVICE))
+    found = regard.attention(torch._neg_view(q), k, v, bias=bias, backend="short")
+    torch.testing.assert_close(found, reference.run(prepare(-q, k, v, bias=bias.resolve_neg())), rtol=1e-4, atol=1e-4)
+
+
+def test_transforms_of_torch_func_go_elsewhere_also_when_compiled() -> None:
+    (q, k, v), _ = windows()
+
+    def reason(x: torch.Tensor) -> torch.Tensor:
+        assert "torch.func" in str(short.kernel_unsupported_reason(prepare(x, k, v)))
+        return x
+
+    torch.func.vmap(reason)(q[None])
+    torch.compile(torch.func.vmap(reason), backend="eager")(q[None])
+
+
+def test_a_compiled_call_serves_a_range_of_lengths() -> None:
+    def reason(x: torch.Tensor) -> torch.Tensor:
+        return x if short.kernel_unsupported_reason(prepare(x, x, x)) is None else -x
+
+    graphs = []
+    compiled = torch.compile(reason, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, dynamic=True)
+    for n in (33, 37, 49, 64):
+        compiled(torch.zeros(2, 2, n, 8))
+    assert len(graphs) == 1
+
+
 def test_lse_is_each_rows() -> None:
     (q, k, v), extra = windows()
     extra["mask"] = extra["mask"] & masks.queries(torch.arange(16, device=DEVICE)[None] > 4)

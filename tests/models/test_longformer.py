@@ -220,8 +220,12 @@ def test_roles_made_once_serve_many_calls(tmp_path):
     expected = model(ids, mask, global_attention_mask=chosen).last_hidden_state
     for _ in range(2):
         assert torch.equal(model(ids, mask, global_attention_mask=roles).last_hidden_state, expected)
-    with pytest.raises(ValueError, match="give the attention_mask"):
+    with pytest.raises(ValueError, match="another attention_mask"):
         model(ids, global_attention_mask=roles)
+    with pytest.raises(ValueError, match="another attention_mask"):
+        model(ids, torch.arange(17) < torch.tensor([[17], [12]]), global_attention_mask=roles)
+    with pytest.raises(ValueError, match="another attention_mask"):
+        model(ids, mask, global_attention_mask=Roles.of(None, chosen))
     with pytest.raises(ValueError, match="2 batch rows, but the call has 1"):
         model(ids[:1], mask[:1], global_attention_mask=roles)
     with pytest.raises(ValueError, match=r"17.*16"):
