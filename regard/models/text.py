@@ -459,7 +459,7 @@ class LongTextModel(TextModel):
         if isinstance(chosen, Roles):
             self._check_roles(input_ids, attention_mask, chosen)
             return chosen
-        if being_captured(input_ids) and (chosen, attention_mask, self.choice) != (None, None, None):
+        if being_captured(input_ids) and any(x is not None for x in (chosen, attention_mask, self.choice)):
             raise ValueError(
                 "which tokens are global or padding is read on the host, and would not change with the CUDA graph's "
                 "inputs: make roles = Roles.of(attention_mask, global_attention_mask) once, from "
@@ -478,10 +478,12 @@ class LongTextModel(TextModel):
         batch, n = input_ids.shape
         roles.fit(batch, 1, n, n)
         self.check_device("global_attention_mask", roles.tokens)
-        same = not roles.padded if attention_mask is None else True
-        if attention_mask is not None and may_read(attention_mask, training=self.training):
-            same = bool((attention_mask == roles.tokens).all())
-        if not same:
+        if attention_mask is None:
+            wrong = roles.padded
+        else:
+            readable = may_read(attention_mask, training=self.training)
+            wrong = readable and not bool((attention_mask == roles.tokens).all())
+        if wrong:
             raise ValueError(
                 "the roles were made of another attention_mask: give both, Roles.of(attention_mask, …) and the "
                 "attention_mask itself, or neither"
