@@ -65,11 +65,24 @@ def ready(page: Any, address: str) -> Any:
 
 
 def over(page: Any, y: float, x: float) -> tuple[float, float]:
-    """Where a place of the picture, in fractions of its sides, is on the screen."""
-    canvas = page.locator(".image-canvas")
-    left, top, width, height = map(float, canvas.get_attribute("data-plot").split())
-    box = canvas.bounding_box()
-    return box["x"] + left + x * width, box["y"] + top + y * height
+    """Where a place of the picture, in fractions of its sides, is on the screen, once it stays there."""
+    before, now = None, picture_place(page)
+    while now != before:  # on a busy machine a pane is laid out after what it shows was drawn
+        page.wait_for_timeout(100)
+        before, now = now, picture_place(page)
+    left, top, width, height = now
+    return left + x * width, top + y * height
+
+
+def picture_place(page: Any) -> list[float]:
+    """Left, top, width and height of the picture on the screen, all read at the same moment."""
+    return page.locator(".image-canvas").evaluate(
+        """canvas => {
+            const box = canvas.getBoundingClientRect();
+            const [left, top, width, height] = canvas.dataset.plot.split(" ").map(Number);
+            return [box.x + left, box.y + top, width, height];
+        }"""
+    )
 
 
 def middle(session: Session, layer: int, token: int) -> tuple[float, float]:
