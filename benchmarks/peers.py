@@ -97,7 +97,7 @@ def generation_times(kind: str, run: Callable[[], Tensor], new: int, rounds: int
         made = run()
     torch.cuda.synchronize()
     print(f"{kind}: warm after {time.perf_counter() - start:.0f} s", flush=True)
-    assert len(made) * made.shape[1] >= new, made.shape  # some have the prompt, too
+    assert len(made) * made.shape[1] >= new, made.shape
     times = []
     for _ in range(rounds):
         start = time.perf_counter()

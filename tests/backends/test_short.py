@@ -122,8 +122,13 @@ def test_a_compiled_call_serves_a_range_of_lengths() -> None:
     def reason(x: torch.Tensor) -> torch.Tensor:
         return x if short.kernel_unsupported_reason(prepare(x, x, x)) is None else -x
 
-    graphs = []
-    compiled = torch.compile(reason, backend=lambda graph, inputs: graphs.append(graph) or graph.forward, dynamic=True)
+    graphs: list[Any] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(reason, backend=keep, dynamic=True)
     for n in (33, 37, 49, 64):
         compiled(torch.zeros(2, 2, n, 8))
     assert len(graphs) == 1
