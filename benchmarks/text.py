@@ -230,7 +230,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int, batch: in
 
 
 def their_generations(model: Any, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """The new tokens, with a static cache, for which generate compiles the step; of one text also with a growing one."""
+    """The new tokens, with a static cache, for which generate compiles the step; of one text also with a growing."""
     plain = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "attention_mask": torch.ones_like(ids)}
 
     def new_tokens(**cache: str) -> Tensor:
